@@ -1,0 +1,108 @@
+"""The graph in memory, as every reader returns it and every later stage takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """k splits of the nodes: three bool masks of shape [k, N] each."""
+
+    train: NDArray[np.bool_]
+    val: NDArray[np.bool_]
+    test: NDArray[np.bool_]
+
+    @property
+    def count(self) -> int:
+        return int(self.train.shape[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """A graph with N nodes and E directed entries; entry i is an edge ``src[i] -> dst[i]`` with global edge id i.
+
+    An undirected pair is stored as two entries. Loops, duplicates and isolated nodes are kept as given.
+    Construction checks shapes, dtypes and ranges and raises ``ValueError`` naming the field, the value and what
+    was expected.
+    """
+
+    name: str
+    num_nodes: int
+    src: NDArray[np.int64]
+    """[E] global ids of sources."""
+    dst: NDArray[np.int64]
+    """[E] global ids of destinations."""
+    x: Array | sp.csr_array | None = None
+    """[N, F] features, dense or CSR, any real dtype."""
+    y: Array | None = None
+    """int64 [N] classes with -1 for no label; uint8 [N, C] multi-label; float32/float64 [N] or [N, T] targets
+    with NaN for no label."""
+    splits: Splits | None = None
+    edge_weight: NDArray[np.floating[Any]] | None = None
+    """[E] float32 or float64."""
+    node_weight: NDArray[np.int64] | None = None
+    """[N, c] weights for balance, where the file has them."""
+    node_ids: Array | None = None
+    """[N] the user's own ids (int64 or str), where they differ from 0..N-1."""
+    changes: tuple[str, ...] = ()
+    """One sentence for each thing that was changed or chosen on the way from the file to here."""
+
+    def __post_init__(self) -> None:
+        n, e = self.num_nodes, self.src.shape[0]
+        if n < 1:
+            raise ValueError(f"{self.name}: the graph has {n} nodes; at least 1 is needed")
+        for field in ("src", "dst"):
+            ids = getattr(self, field)
+            if ids.dtype != np.int64 or ids.ndim != 1:
+                raise ValueError(f"{self.name}: {field} is {ids.dtype} {list(ids.shape)}; expected int64 [E]")
+            if ids.shape[0] != e:
+                raise ValueError(f"{self.name}: src has {e} entries but {field} has {ids.shape[0]}")
+            if e and (int(ids.min()) < 0 or int(ids.max()) >= n):
+                bad = int(np.flatnonzero((ids < 0) | (ids >= n))[0])
+                raise ValueError(
+                    f"{self.name}: edge {bad} is {int(self.src[bad])} -> {int(self.dst[bad])}, but node ids go from "
+                    f"0 to {n - 1} ({n} nodes)"
+                )
+        rows = {
+            "x": self.x,
+            "y": self.y,
+            "node_weight": self.node_weight,
+            "node_ids": self.node_ids,
+        }
+        for field, value in rows.items():
+            if value is not None and value.shape[0] != n:
+                raise ValueError(f"{self.name}: {field} has {value.shape[0]} rows for {n} nodes")
+        if self.x is not None and len(self.x.shape) != 2:
+            raise ValueError(f"{self.name}: x has shape {list(self.x.shape)}; expected [N, F] = [{n}, F]")
+        if self.edge_weight is not None and self.edge_weight.shape != (e,):
+            raise ValueError(f"{self.name}: edge_weight has shape {list(self.edge_weight.shape)} for {e} edges")
+        if self.splits is not None:
+            for field in ("train", "val", "test"):
+                mask = getattr(self.splits, field)
+                if mask.dtype != np.bool_ or mask.shape != (self.splits.count, n):
+                    raise ValueError(
+                        f"{self.name}: {field} masks are {mask.dtype} {list(mask.shape)}; expected bool "
+                        f"[{self.splits.count}, {n}]"
+                    )
+
+    @property
+    def num_edges(self) -> int:
+        """Directed entries."""
+        return int(self.src.shape[0])
+
+    @property
+    def task(self) -> str | None:
+        """``single-label``, ``multi-label`` or ``regression``, as the labels say; None without labels."""
+        if self.y is None:
+            return None
+        if np.issubdtype(self.y.dtype, np.floating):
+            return "regression"
+        return "multi-label" if self.y.ndim == 2 else "single-label"
