@@ -1,0 +1,42 @@
+"""Online half: train a GNN on the whole graph, one rank a shard, boundary rows exchanged in every layer.
+
+Names are imported when they are first asked for, so that reading shards and reports needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fullgraph.config import TrainConfig as TrainConfig
+    from fullgraph.shards import Manifest as Manifest
+    from fullgraph.shards import Shard as Shard
+    from fullgraph.shards import read_manifest as read_manifest
+    from fullgraph.shards import read_shard as read_shard
+    from fullgraph.train import train as train
+    from fullgraph.view import LayerView as LayerView
+    from fullgraph.world import World as World
+    from fullgraph.world import open_world as open_world
+
+_HOME = {
+    "LayerView": "view",
+    "Manifest": "shards",
+    "Shard": "shards",
+    "TrainConfig": "config",
+    "World": "world",
+    "open_world": "world",
+    "read_manifest": "shards",
+    "read_shard": "shards",
+    "train": "train",
+}
+
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"fullgraph.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'fullgraph' has no attribute {name!r}")

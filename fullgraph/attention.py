@@ -1,0 +1,94 @@
+"""Graph attention (Velickovic et al. 2018, eq. 3 to 6) over local edges, without a tensor of edges x width.
+
+Per head: ``logit_uv = leaky_relu(source_u + target_v)``, softmax over the in-edges of v, dropout, and the weighted sum
+of the source rows. Every in-edge of an owned node is local, so nothing here communicates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgraph.kernels import SparseMatrix, sddmm, segment_max, segment_sum, spmm, spmm_transposed
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z: Tensor,
+        source: Tensor,
+        target: Tensor,
+        edges: SparseMatrix,
+        negative_slope: float,
+        keep: Tensor | None,
+        keep_scale: float,
+    ) -> Tensor:
+        heads = source.shape[1]
+        rows, cols = edges.rows, edges.indices
+        logits = source.index_select(0, cols).add_(target.index_select(0, rows))
+        negative = logits < 0
+        torch.nn.functional.leaky_relu_(logits, negative_slope)
+        top = segment_max(edges, logits)
+        alpha = logits.sub_(top.index_select(0, rows)).exp_()
+        alpha.div_(segment_sum(edges, alpha).index_select(0, rows))
+        weights = _dropped(alpha, keep, keep_scale)
+        z_heads = z.view(z.shape[0], heads, -1).transpose(0, 1).contiguous()  # [H, n_in + h, D / H]
+        out = z.new_empty(edges.shape[0], heads, z_heads.shape[2])
+        for head in range(heads):
+            out[:, head] = spmm(edges, z_heads[head], weights[head])
+        ctx.save_for_backward(z_heads, alpha, negative, *([] if keep is None else [keep]))
+        ctx.edges, ctx.negative_slope, ctx.keep_scale = edges, negative_slope, keep_scale
+        return out.view(edges.shape[0], -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        z_heads, alpha, negative, *rest = ctx.saved_tensors
+        keep = rest[0] if rest else None
+        edges: SparseMatrix = ctx.edges
+        heads, sources, width = z_heads.shape
+        grad_heads = grad.view(-1, heads, width).transpose(0, 1).contiguous()
+        weights = _dropped(alpha, keep, ctx.keep_scale)
+        grad_z = grad.new_empty(sources, heads, width)
+        grad_alpha = torch.empty_like(alpha)
+        for head in range(heads):
+            grad_z[:, head] = spmm_transposed(edges, grad_heads[head], weights[head])
+            grad_alpha[:, head] = sddmm(edges, grad_heads[head], z_heads[head])
+        if keep is not None:
+            grad_alpha.mul_(keep).mul_(ctx.keep_scale)
+        # Softmax: alpha * (g - sum over the row of alpha * g); then the leaky slope.
+        grad_alpha.mul_(alpha)
+        total = segment_sum(edges, grad_alpha)
+        grad_alpha.addcmul_(alpha, total.index_select(0, edges.rows), value=-1.0)
+        grad_logits = torch.where(negative, grad_alpha * ctx.negative_slope, grad_alpha)
+        transposed, order = edges.transposed
+        grad_source = segment_sum(transposed, grad_logits.index_select(0, order))
+        grad_target = segment_sum(edges, grad_logits)
+        return grad_z.view(sources, -1), grad_source, grad_target, None, None, None, None
+
+
+def _dropped(alpha: Tensor, keep: Tensor | None, scale: float) -> Tensor:
+    """[H, e] contiguous attention weights after dropout, from alpha [e, H]."""
+    weights = alpha.t().contiguous()
+    return weights if keep is None else weights.mul_(keep.t()).mul_(scale)
+
+
+def attention(
+    z: Tensor,
+    source: Tensor,
+    target: Tensor,
+    edges: SparseMatrix,
+    *,
+    negative_slope: float = 0.2,
+    keep: Tensor | None = None,
+    keep_scale: float = 1.0,
+) -> Tensor:
+    """[n_out, H * D] attended rows.
+
+    ``z`` is [n_in + h, H * D] with the columns of a head together; ``source`` [n_in + h, H] and ``target``
+    [n_out, H] are the two halves of the logits; ``keep`` [e, H] marks the attention weights that dropout leaves,
+    scaled by ``keep_scale``. A node without in-edges gets zeros.
+    """
+    return _Attention.apply(z, source, target, edges, negative_slope, keep, keep_scale)  # type: ignore[no-any-return, no-untyped-call]

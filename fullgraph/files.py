@@ -1,0 +1,43 @@
+"""Files that appear complete or not at all, and their checksums."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+
+@contextlib.contextmanager
+def appears_by_rename(path: Path) -> Iterator[Path]:
+    """Yields a temporary name beside ``path``; what was written there becomes ``path``, on disk, when the block ends.
+
+    Where the block raises, ``path`` is left as it was and the temporary file is removed.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
+        _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def checksum(path: str | Path) -> str:
+    """Hex xxh3-64 of a file, read in blocks."""
+    digest, block = xxhash.xxh3_64(), memoryview(bytearray(1 << 22))
+    with open(path, "rb", buffering=0) as file:
+        while size := file.readinto(block):
+            digest.update(block[:size])
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

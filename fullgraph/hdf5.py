@@ -1,0 +1,108 @@
+"""Reading plain datasets from an HDF5 file that nobody vouches for.
+
+A dataset is taken only as one contiguous, unfiltered block of bytes inside the file, reached through hard links, so
+that neither another file is opened nor more memory allocated than the file is long.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+
+class FormatError(ValueError):
+    """A fault in a file: where it is, what stands there and what was expected.
+
+    ``file`` is a path ("" before it is known), ``dataset`` a path in the file ("" for the file as a whole), ``index``
+    a position in the dataset.
+    """
+
+    def __init__(self, message: str, *, dataset: str = "", index: int | None = None, file: str = "") -> None:
+        self.message, self.dataset, self.index, self.file = message, dataset, index, file
+        place = dataset if index is None else f"{dataset}[{index}]"
+        super().__init__(": ".join(text for text in (file, place, message) if text))
+
+
+def require(good: bool, dataset: str, message: str) -> None:
+    if not good:
+        raise FormatError(message, dataset=dataset)
+
+
+def require_each(good: NDArray[np.bool_], dataset: str, values: NDArray[Any], expected: str) -> None:
+    """Raise `FormatError` for the first value (or row) of a dataset that is not good."""
+    if not good.all():
+        index = int(np.argmin(good))
+        raise FormatError(f"is {values[index]}; expected {expected}", dataset=dataset, index=index)
+
+
+def dtype_names(dtypes: tuple[np.dtype[Any], ...]) -> str:
+    return " or ".join(str(dtype) for dtype in dtypes)
+
+
+def read_attribute(file: h5py.File, name: str, kind: type) -> Any:
+    """A str or int attribute of the root."""
+    value = file.attrs.get(name)
+    if not isinstance(value, str if kind is str else np.integer):
+        raise FormatError(f"attribute {name} is {value!r}; expected {kind.__name__}")
+    return kind(value)
+
+
+def find_dataset(file: h5py.File, path: str) -> h5py.Dataset | None:
+    """The dataset at a path; None where there is none."""
+    node: Any = file
+    for name in path.split("/"):
+        link = node.get(name, getlink=True) if isinstance(node, h5py.Group) else None
+        if link is None:
+            return None
+        require(isinstance(link, h5py.HardLink), path, "is a soft or external link; expected the data themselves")
+        node = node[name]
+    return node if isinstance(node, h5py.Dataset) else None
+
+
+def read_dataset(
+    file: h5py.File, path: str, dtypes: tuple[np.dtype[Any], ...], dimensions: tuple[int, ...] = (1,)
+) -> NDArray[Any]:
+    """A numeric dataset of one of the dtypes, with one of the numbers of dimensions."""
+    dataset = find_dataset(file, path)
+    if dataset is None:
+        raise FormatError("is missing", dataset=path)
+    require(dataset.dtype in dtypes, path, f"dtype {dataset.dtype}; expected {dtype_names(dtypes)}")
+    _require_plain(dataset, path, dimensions)
+    return np.asarray(dataset[...])
+
+
+def read_strings(file: h5py.File, path: str) -> NDArray[Any]:
+    """A one-dimensional dataset of variable-length utf-8 strings, as an object array of str."""
+    dataset = find_dataset(file, path)
+    if dataset is None:
+        raise FormatError("is missing", dataset=path)
+    text = h5py.check_string_dtype(dataset.dtype)
+    good = text is not None and text.encoding == "utf-8" and text.length is None
+    require(good, path, f"dtype {dataset.dtype}; expected variable-length utf-8 strings")
+    _require_plain(dataset, path, (1,))
+    try:
+        return np.asarray(dataset.asstr(errors="strict")[...], dtype=object)
+    except UnicodeDecodeError as error:
+        raise FormatError(f"not utf-8 ({error})", dataset=path) from None
+
+
+def _require_plain(dataset: h5py.Dataset, path: str, dimensions: tuple[int, ...]) -> None:
+    shape = dataset.shape
+    expected = " or ".join(map(str, dimensions))
+    require(shape is not None and len(shape) in dimensions, path, f"shape {shape}; expected {expected} dimensions")
+    properties = dataset.id.get_create_plist()
+    contiguous = properties.get_layout() == h5py.h5d.CONTIGUOUS and not properties.get_nfilters()
+    plain = contiguous and not properties.get_external_count()
+    require(plain, path, "is chunked, filtered, virtual or external; expected contiguous data")
+    needed, offset, size = (
+        math.prod(shape) * dataset.dtype.itemsize,
+        dataset.id.get_offset(),
+        os.path.getsize(dataset.file.filename),
+    )
+    inside = needed == 0 or (offset is not None and offset + needed <= size)
+    require(inside, path, f"claims {needed} bytes (shape {list(shape)}) in a file of {size} bytes")

@@ -1,0 +1,213 @@
+"""Sparse kernels behind one door: ``spmm`` and ``sddmm`` over a CSR matrix that knows its transpose.
+
+On the CPU ``aten::_embedding_bag_forward_only`` (mode sum) is an SpMM, several times faster than ``torch.sparse``; its
+transpose is the same kernel over the transposed CSR. On CUDA the product is ``torch.sparse`` CSR (cuSPARSE).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_MODE_SUM = 0
+_embedding_bag = torch.ops.aten._embedding_bag_forward_only
+_sample_weights_backward = torch.ops.aten._embedding_bag_per_sample_weights_backward
+
+
+@dataclass(frozen=True, eq=False)
+class SparseMatrix:
+    """An m x n CSR matrix of nnz entries with int32 (or, when too large, int64) indices."""
+
+    shape: tuple[int, int]
+    indptr: Tensor
+    """[m + 1]"""
+    indices: Tensor
+    """[nnz] column of each entry."""
+    values: Tensor | None = None
+    """[nnz], or None for a matrix of ones."""
+
+    @property
+    def nnz(self) -> int:
+        return self.indices.shape[0]
+
+    @functools.cached_property
+    def rows(self) -> Tensor:
+        """[nnz] row of each entry."""
+        counts = (self.indptr[1:] - self.indptr[:-1]).to(torch.int64)
+        ids = torch.arange(self.shape[0], dtype=self.indices.dtype, device=self.indices.device)
+        return torch.repeat_interleave(ids, counts, output_size=self.nnz)
+
+    @functools.cached_property
+    def transposed(self) -> tuple[SparseMatrix, Tensor]:
+        """(the n x m transpose, [nnz] position in this matrix of each of its entries)."""
+        order = torch.argsort(self.indices, stable=True)
+        counts = torch.bincount(self.indices, minlength=self.shape[1])
+        indptr = torch.zeros(self.shape[1] + 1, dtype=self.indptr.dtype, device=self.indptr.device)
+        torch.cumsum(counts, 0, out=indptr[1:])
+        values = None if self.values is None else self.values[order]
+        t = SparseMatrix((self.shape[1], self.shape[0]), indptr, self.rows[order], values)
+        return t, order
+
+    @functools.cached_property
+    def nonempty(self) -> tuple[Tensor, SparseMatrix]:
+        """(int64 [r] rows that hold an entry, the r x n matrix of just these)."""
+        counts = self.indptr[1:] - self.indptr[:-1]
+        rows = torch.nonzero(counts).squeeze(1)
+        indptr = torch.cat([self.indptr[:1], self.indptr[1:][rows]])
+        return rows, SparseMatrix((rows.shape[0], self.shape[1]), indptr, self.indices, self.values)
+
+    @functools.cached_property
+    def _heads(self) -> dict[int, SparseMatrix]:
+        return {}
+
+    def head(self, rows: int) -> SparseMatrix:
+        """The first ``rows`` rows of a matrix without values, made once."""
+        assert self.values is None
+        if rows == self.shape[0]:
+            return self
+        if rows not in self._heads:
+            nnz = int(self.indptr[rows])
+            self._heads[rows] = SparseMatrix((rows, self.shape[1]), self.indptr[: rows + 1], self.indices[:nnz])
+        return self._heads[rows]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> SparseMatrix:
+        """On ``device``, with values of ``dtype``."""
+        values = None if self.values is None else self.values.to(device, dtype)
+        return SparseMatrix(self.shape, self.indptr.to(device), self.indices.to(device), values)
+
+
+def sparse_matrix(
+    shape: tuple[int, int], indptr: NDArray[Any], indices: NDArray[Any], values: NDArray[Any] | None = None
+) -> SparseMatrix:
+    """A ``SparseMatrix`` over numpy CSR arrays: int32 where shape and nnz allow, int64 otherwise."""
+    small = max(*shape, int(indptr[-1])) < 2**31
+    dtype = np.int32 if small else np.int64
+    return SparseMatrix(
+        (int(shape[0]), int(shape[1])),
+        torch.from_numpy(np.ascontiguousarray(indptr, dtype=dtype)),
+        torch.from_numpy(np.ascontiguousarray(indices, dtype=dtype)),
+        None if values is None else torch.from_numpy(np.ascontiguousarray(values)),
+    )
+
+
+def from_coo(
+    shape: tuple[int, int], rows: NDArray[Any], cols: NDArray[Any], values: NDArray[Any] | None = None
+) -> SparseMatrix:
+    """The same from entries in any order; duplicates stay separate entries."""
+    order = np.lexsort((cols, rows))
+    indptr = np.zeros(shape[0] + 1, dtype=np.int64)
+    np.cumsum(np.bincount(rows, minlength=shape[0]), out=indptr[1:])
+    return sparse_matrix(shape, indptr, cols[order], None if values is None else values[order])
+
+
+def spmm(a: SparseMatrix, x: Tensor, values: Tensor | None = None) -> Tensor:
+    """``A x`` [m, D] for x [n, D]; ``values`` [nnz] replaces those of ``a``."""
+    if x.shape[0] != a.shape[1]:
+        raise ValueError(f"spmm: A is {a.shape[0]} x {a.shape[1]} but x has {x.shape[0]} rows")
+    if values is None:
+        values = a.values
+    if a.nnz == 0 or x.shape[1] == 0:
+        return x.new_zeros(a.shape[0], x.shape[1])
+    if x.is_cuda:
+        if values is None:
+            values = x.new_ones(a.nnz)
+        csr = torch.sparse_csr_tensor(a.indptr, a.indices, values, size=a.shape, check_invariants=False)
+        product: Tensor = torch.sparse.mm(csr, x)
+        return product
+    out: Tensor = _embedding_bag(x.contiguous(), a.indices, a.indptr, False, _MODE_SUM, False, values, True, -1)[0]
+    return out
+
+
+def spmm_transposed(a: SparseMatrix, x: Tensor, values: Tensor | None = None) -> Tensor:
+    """``A^T x`` [n, D] for x [m, D]; ``values`` [nnz] (in A's order) replaces those of ``a``."""
+    t, order = a.transposed
+    return spmm(t, x, None if values is None else values[order])
+
+
+def spmm_add_(out: Tensor, a: SparseMatrix, x: Tensor) -> Tensor:
+    """``out += A x`` touching only the rows of ``out`` [m, D] where A has entries."""
+    if a.nnz == 0:
+        return out
+    rows, compact = a.nonempty
+    y = spmm(compact, x)
+    if compact.shape[0] == a.shape[0]:
+        return out.add_(y)
+    return out.index_copy_(0, rows, out.index_select(0, rows).add_(y))
+
+
+def sddmm(a: SparseMatrix, x: Tensor, y: Tensor) -> Tensor:
+    """[nnz] dot products ``<x[row], y[column]>`` at the entries of A, for x [m, D] and y [n, D]."""
+    if a.nnz == 0:
+        return x.new_zeros(0)
+    if x.is_cuda:
+        pattern = torch.sparse_csr_tensor(a.indptr, a.indices, x.new_zeros(a.nnz), size=a.shape, check_invariants=False)
+        sampled: Tensor = torch.sparse.sampled_addmm(pattern, x, y.t(), beta=0.0)
+        return sampled.values()
+    out: Tensor = _sample_weights_backward(
+        x.contiguous(), y.contiguous(), a.indices, a.indptr[:-1].contiguous(), a.rows, _MODE_SUM, -1
+    )
+    return out
+
+
+def segment_sum(a: SparseMatrix, entries: Tensor) -> Tensor:
+    """[m, H] sums over each row's entries of ``entries`` [nnz, H]."""
+    if a.nnz == 0:
+        return entries.new_zeros(a.shape[0], entries.shape[1])
+    out: Tensor = torch.segment_reduce(entries, "sum", offsets=a.indptr.to(torch.int64), axis=0, initial=0.0)
+    return out
+
+
+def segment_max(a: SparseMatrix, entries: Tensor) -> Tensor:
+    """[m, H] maxima over each row's entries of ``entries`` [nnz, H]; -inf for an empty row."""
+    if a.nnz == 0:
+        return entries.new_full((a.shape[0], entries.shape[1]), -torch.inf)
+    out: Tensor = torch.segment_reduce(entries, "max", offsets=a.indptr.to(torch.int64), axis=0, initial=-torch.inf)
+    return out
+
+
+class _SparseLinear(torch.autograd.Function):
+    """``A W`` for constant sparse A: forward A W, backward A^T dY."""
+
+    @staticmethod
+    def forward(ctx, a: SparseMatrix, values: Tensor | None, w: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.a, ctx.values = a, values
+        return spmm(a, w, values)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        return None, None, spmm_transposed(ctx.a, grad, ctx.values)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows:
+    """Constant sparse rows [n, F] in the place of a dense input, with values that may differ from the matrix's."""
+
+    matrix: SparseMatrix
+    values: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.shape
+
+    def narrow(self, rows: int) -> SparseRows:
+        """The first ``rows`` rows."""
+        head = self.matrix.head(rows)
+        return SparseRows(head, self.values[: head.nnz])
+
+    def matmul(self, w: Tensor) -> Tensor:
+        """``X w`` [n, D], differentiable in w [F, D]."""
+        return _SparseLinear.apply(self.matrix, self.values, w)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def linear(x: Tensor | SparseRows, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x weight^T + bias`` for dense or sparse rows; weight is [D_out, D_in] as in ``torch.nn.Linear``."""
+    if isinstance(x, SparseRows):
+        y = x.matmul(weight.t())
+        return y if bias is None else y + bias
+    return torch.nn.functional.linear(x, weight, bias)

@@ -1,0 +1,212 @@
+"""GCN, GraphSAGE, GIN and GAT on layer views, with the parameters and results of PyG's layers of these names."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fullgraph.attention import attention
+from fullgraph.config import TrainConfig
+from fullgraph.dropout import threshold
+from fullgraph.kernels import SparseRows, linear
+from fullgraph.view import LayerView
+
+Input = Tensor | SparseRows
+
+
+class GCNConv(nn.Module):
+    """``D^-1/2 (A + I) D^-1/2 X W + b`` (Kipf and Welling 2017)."""
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(d_out, d_in))
+        self.bias = nn.Parameter(torch.zeros(d_out))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, x: Input, view: LayerView) -> Tensor:
+        return view.propagate(x, "gcn", self.weight) + self.bias
+
+
+class SAGEConv(nn.Module):
+    """``W_l mean(x_u) + W_r x_v + b`` (Hamilton et al. 2017); the mean is weighted where edges are.
+
+    ``root_weight=False`` leaves out W_r; ``normalize=True`` scales the result's rows to length 1.
+    """
+
+    def __init__(self, d_in: int, d_out: int, *, root_weight: bool = True, normalize: bool = False) -> None:
+        super().__init__()
+        self.neighbor = nn.Linear(d_in, d_out)
+        self.root = nn.Linear(d_in, d_out, bias=False) if root_weight else None
+        self.normalize = normalize
+
+    def forward(self, x: Input, view: LayerView) -> Tensor:
+        y = view.propagate(x, "mean", self.neighbor.weight)
+        if self.root is None:
+            y = y + self.neighbor.bias
+        else:
+            y = y + linear(view.own(x), self.root.weight, self.neighbor.bias)
+        return F.normalize(y, dim=1) if self.normalize else y
+
+
+class GINConv(nn.Module):
+    """``MLP((1 + eps) x_v + sum w_uv x_u)`` (Xu et al. 2019) with a two-layer MLP; ``train_eps`` learns eps."""
+
+    def __init__(self, d_in: int, d_out: int, *, eps: float = 0.0, train_eps: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(d_in, d_out)
+        self.second = nn.Linear(d_out, d_out)
+        self.eps: Tensor
+        if train_eps:
+            self.eps = nn.Parameter(torch.tensor(float(eps)))
+        else:
+            self.register_buffer("eps", torch.tensor(float(eps)))
+
+    def forward(self, x: Input, view: LayerView) -> Tensor:
+        # The MLP's first map commutes with the sum.
+        aggregated = view.propagate(x, "sum", self.first.weight)
+        own = linear(view.own(x), self.first.weight)
+        y = aggregated + (1 + self.eps) * own + self.first.bias
+        return self.second(F.relu(y))  # type: ignore[no-any-return]
+
+
+class GATConv(nn.Module):
+    """Graph attention (Velickovic et al. 2018) with loops replaced by one a node; edge weights are not used.
+
+    ``d_out`` is the width of a head; heads are concatenated, or averaged with ``concat=False``.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        heads: int = 1,
+        *,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.heads, self.d_out, self.concat = heads, d_out, concat
+        self.negative_slope, self.dropout = negative_slope, dropout
+        self.weight = nn.Parameter(torch.empty(heads * d_out, d_in))
+        self.att_source = nn.Parameter(torch.empty(heads, d_out))
+        self.att_target = nn.Parameter(torch.empty(heads, d_out))
+        self.bias = nn.Parameter(torch.zeros(heads * d_out if concat else d_out))
+        nn.init.xavier_uniform_(self.weight)
+        nn.init.xavier_uniform_(self.att_source)
+        nn.init.xavier_uniform_(self.att_target)
+
+    def forward(self, x: Input, view: LayerView) -> Tensor:
+        z = view.with_halo(linear(x, self.weight))
+        by_head = z.view(z.shape[0], self.heads, self.d_out)
+        source = (by_head * self.att_source).sum(-1)
+        target = (view.own(by_head) * self.att_target).sum(-1)
+        edges, edge_ids = view.plan.halo.one_loop
+        keep = view.edge_keep(edge_ids, self.heads, self.dropout)
+        y = attention(
+            z,
+            source,
+            target,
+            edges,
+            negative_slope=self.negative_slope,
+            keep=keep,
+            keep_scale=threshold(self.dropout)[1],
+        )
+        if not self.concat:
+            y = y.view(-1, self.heads, self.d_out).mean(1)
+        return y + self.bias
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm of each row."""
+
+    def forward(self, x: Tensor, view: LayerView) -> Tensor:  # type: ignore[override]
+        return super().forward(x)
+
+
+class BatchNorm(nn.Module):
+    """Batch norm over all nodes of all ranks, with the parameters and running statistics of ``nn.BatchNorm1d``.
+
+    The variance is that of the rows after the global mean is taken off, summed in a second pass: a single pass of
+    squares would lose digits. It needs every node of the graph, so views below it are never pruned.
+    """
+
+    def __init__(self, width: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.running_mean: Tensor
+        self.running_var: Tensor
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
+
+    def forward(self, x: Tensor, view: LayerView) -> Tensor:
+        if not view.training:
+            scale = self.weight * torch.rsqrt(self.running_var + self.eps)
+            return (x - self.running_mean) * scale + self.bias
+        count = view.num_nodes_global
+        mean = view.sum_over_ranks(x.sum(0)) / count
+        centred = x - mean
+        var = view.sum_over_ranks(centred.square().sum(0)) / count
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(var * (count / max(count - 1, 1)), self.momentum)
+        return centred * (self.weight * torch.rsqrt(var + self.eps)) + self.bias
+
+
+class GNN(nn.Module):
+    """A stack of graph layers: dropout, convolution, and on hidden layers norm, activation and residual.
+
+    ``num_layers`` declares the depth. ``forward(x, views)`` takes features [n_in, F] and one view a layer and
+    gives [n_out, C].
+    """
+
+    def __init__(self, config: TrainConfig, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.num_layers = config.layers
+        self.dropout, self.input_dropout = config.dropout, config.input_dropout
+        self.residual = config.residual
+        widths = [d_in] + [config.hidden] * (config.layers - 1) + [d_out]
+        self.convs = nn.ModuleList(
+            _conv(config, a, b, last=layer == config.layers - 1)
+            for layer, (a, b) in enumerate(itertools.pairwise(widths))
+        )
+        norm = {"layer": LayerNorm, "batch": BatchNorm}.get(config.norm)
+        self.norms = nn.ModuleList([] if norm is None else [norm(config.hidden) for _ in range(config.layers - 1)])
+        self.activation = F.elu if config.model == "gat" else F.relu
+
+    def forward(self, x: Input, views: Sequence[LayerView]) -> Tensor:
+        for layer, (conv, view) in enumerate(zip(self.convs, views, strict=True)):
+            x = view.dropout(x, self.dropout if layer else self.input_dropout)
+            y: Tensor = conv(x, view)
+            if layer < self.num_layers - 1:
+                if self.norms:
+                    y = self.norms[layer](y, view)
+                y = self.activation(y)
+                if self.residual and isinstance(x, Tensor) and x.shape[1] == y.shape[1]:
+                    y = y + view.own(x)
+            x = y
+        assert isinstance(x, Tensor)
+        return x
+
+
+def _conv(config: TrainConfig, d_in: int, d_out: int, *, last: bool) -> nn.Module:
+    if config.model == "gat":
+        heads = config.out_heads if last else config.heads
+        width = d_out if last else d_out // heads
+        return GATConv(d_in, width, heads, concat=not last, dropout=config.dropout)
+    kinds: dict[str, type[nn.Module]] = {"gcn": GCNConv, "sage": SAGEConv, "gin": GINConv}
+    return kinds[config.model](d_in, d_out)
+
+
+def build_model(config: TrainConfig, d_in: int, d_out: int) -> GNN:
+    """The model with initial weights by ``config.seed`` alone: the same on every rank. Weights are ``config.dtype``."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = GNN(config, d_in, d_out)
+    return model.to(getattr(torch, config.dtype))

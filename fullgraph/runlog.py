@@ -1,0 +1,127 @@
+"""What a run leaves and shows: the run folder's files, and the line a person watches. Rank 0 alone has one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fullgraph.evaluate import Scores
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """A file that appears whole or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(_plain(value), indent=2) + "\n").encode())
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: an undefined number is null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def write_state(path: Path, state: dict[str, Any]) -> None:
+    """Tensors and plain values, to be read with ``torch.load(path, weights_only=True)``."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        torch.save(state, temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def create_run_folder(path: Path) -> Path:
+    """Make the folder; ``ValueError`` where it already holds a run."""
+    if (path / "config.json").exists():
+        raise ValueError(f"{path} already holds a run; name another folder with --run, or remove it first")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+class RunLog:
+    """A context that takes one record an epoch: a line of metrics.jsonl, and the live (or plain) progress line."""
+
+    def __init__(self, folder: Path, epochs: int, metric: str, console: Console) -> None:
+        self.folder, self.epochs, self.metric, self.console = folder, epochs, metric, console
+        self._scores: Scores = {}
+        self._last_line = -math.inf
+
+    def __enter__(self) -> RunLog:
+        self._file = (self.folder / "metrics.jsonl").open("w", buffering=1)
+        self._progress = Progress(
+            TextColumn("epoch"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[line]}"),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._progress.add_task("train", total=self.epochs, line="")
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        self._file.close()
+
+    def epoch(self, record: dict[str, Any], scores: Scores | None) -> None:
+        """``record`` has epoch, loss, seconds, comm_seconds, bytes_sent; ``scores`` on evaluated epochs."""
+        self._file.write(json.dumps(_plain(record | (scores or {}))) + "\n")
+        self._scores = scores or self._scores
+        done, now = record["epoch"] + 1, time.monotonic()
+        line = self.line(record)
+        self._progress.update(self._task, completed=done, line=line)
+        if not self.console.is_terminal and (done in (1, self.epochs) or now - self._last_line >= 5.0):
+            self._last_line = now
+            self.console.print(f"epoch {done}/{self.epochs}  {line}", highlight=False, soft_wrap=True)
+
+    def line(self, record: dict[str, Any]) -> str:
+        """The one line a person reads."""
+        parts = [f"loss {record['loss']:.4f}"]
+        for split in ("train", "val", "test"):
+            if split in self._scores:
+                parts.append(f"{split} {show(self.metric, self._scores[split][self.metric])}")
+        share = record["comm_seconds"] / record["seconds"] if record["seconds"] else 0.0
+        parts.append(f"{record['seconds']:.3g} s/epoch")
+        parts.append(f"comm {share:.0%}")
+        parts.append(f"{record['bytes_sent'] / 1e6:.3g} MB sent")
+        return "  ".join(parts)
+
+
+def show(metric: str, value: float) -> str:
+    """A metric's value for a person: shares in percent."""
+    return f"{value:.4g}" if metric in ("mae", "loss") else f"{100 * value:.2f} %"

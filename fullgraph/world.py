@@ -1,0 +1,286 @@
+"""The ranks of a run: who I am, my device, and the few collectives that everything else is made of.
+
+A ``World`` is opened once and handed to whoever needs it; nothing reaches for global rank state. Rows and gradients
+travel over the data group (NCCL where every local rank has a GPU of its own, gloo otherwise); small control values
+travel over gloo. Every call of torch.distributed in the project stands in this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_ERROR_KEY = "fullgraph/error"
+_LINGER_SECONDS = 3.0
+
+
+class RankError(RuntimeError):
+    """An error that every rank knows: raised alike on all ranks, to be printed once.
+
+    ``printer`` is the rank that prints it.
+    """
+
+    def __init__(self, message: str, printer: int = 0) -> None:
+        super().__init__(message)
+        self.printer = printer
+
+
+@dataclass
+class Meter:
+    """What this rank's collectives cost: bytes of message rows sent to other ranks, and seconds spent in or waiting
+    for any collective (gradient sums included)."""
+
+    bytes_sent: int = 0
+    seconds: float = 0.0
+
+    def add(self, bytes_sent: int, seconds: float) -> None:
+        self.bytes_sent += bytes_sent
+        self.seconds += seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """Rows on their way; ``wait()`` returns them [sum of recv_counts, D]."""
+
+    received: Tensor
+    work: Any
+    device: torch.device
+    meter: Meter
+    _sent: Tensor  # kept alive until the transfer is over
+
+    def wait(self) -> Tensor:
+        if self.work is None:
+            return self.received
+        start = time.perf_counter()
+        self.work.wait()
+        received = self.received.to(self.device)
+        self.meter.add(0, time.perf_counter() - start)
+        return received
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """P ranks; with one rank every collective is the identity."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    data: dist.ProcessGroup | None = None
+    control: dist.ProcessGroup | None = None
+    store: Any = None
+    meter: Meter = field(default_factory=Meter)
+
+    def exchange(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Pending:
+        """Start an all-to-all of ``rows`` [sum of send_counts, D], ordered by destination rank; its rows come back
+        ordered by source rank. Counts are numbers of rows a rank; they must agree between every pair of ranks."""
+        assert rows.shape[0] == sum(send_counts)
+        if self.size == 1:
+            return Pending(rows, None, rows.device, self.meter, rows)
+        if rows.shape[1] == 0:
+            return Pending(rows.new_empty(sum(recv_counts), 0), None, rows.device, self.meter, rows)
+        start = time.perf_counter()
+        device, (rows, group) = rows.device, self._carrier(rows)
+        received = rows.new_empty(sum(recv_counts), rows.shape[1])
+        work = dist.all_to_all_single(received, rows, list(recv_counts), list(send_counts), group=group, async_op=True)
+        to_others = rows.shape[0] - send_counts[self.rank]
+        self.meter.add(to_others * rows.shape[1] * rows.element_size(), time.perf_counter() - start)
+        return Pending(received, work, device, self.meter, rows)
+
+    def _carrier(self, tensor: Tensor) -> tuple[Tensor, dist.ProcessGroup | None]:
+        """The contiguous tensor and the group it can travel over: gloo carries CPU memory only."""
+        if tensor.is_cuda and self.data is not self.control:
+            return tensor.contiguous(), self.data
+        return tensor.cpu().contiguous(), self.control
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over the ranks, in place; returns it."""
+        if self.size > 1 and tensor.numel():
+            start = time.perf_counter()
+            carried, group = self._carrier(tensor)
+            dist.all_reduce(carried, group=group)
+            if carried is not tensor:
+                tensor.copy_(carried)
+            self.meter.add(0, time.perf_counter() - start)
+        return tensor
+
+    def gather_vector(self, values: Sequence[float]) -> Tensor:
+        """float64 [P, len(values)] on the CPU: every rank's values, on every rank."""
+        mine = torch.tensor(values, dtype=torch.float64)
+        if self.size == 1:
+            return mine[None]
+        out = [torch.empty_like(mine) for _ in range(self.size)]
+        start = time.perf_counter()
+        dist.all_gather(out, mine, group=self.control)
+        self.meter.add(0, time.perf_counter() - start)
+        return torch.stack(out)
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Every rank's JSON-able value, in order of rank, on every rank."""
+        text = json.dumps(value).encode()
+        if self.size == 1:
+            return [json.loads(text)]
+        sizes = self.gather_vector([len(text)])[:, 0].to(torch.int64).tolist()
+        mine = torch.zeros(max(sizes), dtype=torch.uint8)
+        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        out = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(out, mine, group=self.control)
+        return [json.loads(bytes(t[:size].tolist())) for t, size in zip(out, sizes, strict=True)]
+
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """[sum of n, D] on the CPU of every rank: every rank's rows [n, D], in order of rank."""
+        rows = rows.detach().cpu().contiguous()
+        if self.size == 1:
+            return rows
+        counts = self.gather_vector([rows.shape[0]])[:, 0].to(torch.int64).tolist()
+        padded = rows.new_zeros(max(counts), rows.shape[1])
+        padded[: rows.shape[0]] = rows
+        out = [torch.empty_like(padded) for _ in range(self.size)]
+        if padded.numel():
+            dist.all_gather(out, padded, group=self.control)
+        return torch.cat([t[:count] for t, count in zip(out, counts, strict=True)])
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier(group=self.control)
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Local work of a stage (no collectives inside): an error of any rank becomes one ``RankError`` on all."""
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as e:
+            error = e
+        text = None
+        if error is not None:
+            text = str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"
+        self.agree(name, text, error)
+
+    def agree(self, name: str, message: str | None, cause: Exception | None = None) -> None:
+        """Raise the same ``RankError`` on every rank if any rank brings a message."""
+        if self.size == 1:
+            if message is not None:
+                raise RankError(f"{name}: {message}") from cause
+            return
+        messages = self.gather_json(message)
+        bad = [(rank, text) for rank, text in enumerate(messages) if text is not None]
+        if not bad:
+            return
+        distinct = {text for _, text in bad}
+        if len(distinct) == 1:
+            ranks = ", ".join(str(rank) for rank, _ in bad)
+            who = "all ranks" if len(bad) == self.size else f"rank{'s' if len(bad) > 1 else ''} {ranks}"
+            raise RankError(f"{name} ({who}): {bad[0][1]}") from cause
+        raise RankError(f"{name}:\n" + "\n".join(f"  rank {rank}: {text}" for rank, text in bad)) from cause
+
+    # --- errors in the middle of a step, where no collective may be tried again ---
+
+    def report_failure(self, stage: str, cause: BaseException) -> RankError:
+        """Turn an error in this rank's step into the one error of the run.
+
+        The first rank to fail writes its error to the store and prints it; a rank whose collective then breaks finds
+        it there. Nothing collective is tried.
+        """
+        if isinstance(cause, RankError):
+            return cause
+        text = f"rank {self.rank} ({stage}): {type(cause).__name__}: {cause}"
+        if self.size == 1 or self.store is None:
+            return RankError(text)
+        collective = _is_collective_failure(cause)
+        if collective:
+            text = (
+                f"rank {self.rank} ({stage}): lost another rank, or it did not answer within the timeout "
+                f"({type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause).strip() else 'no detail'})"
+            )
+            first = self._wait_for_error()
+            if first is not None:
+                return RankError(first[1], printer=first[0])
+        try:
+            # compare_set writes only if nobody wrote before, and returns what stands there.
+            mine = json.dumps([self.rank, text])
+            stands = self.store.compare_set(_ERROR_KEY, "", mine)
+            rank, text = json.loads(stands)
+        except Exception:  # the store may be gone with the rank that held it
+            rank = self.rank
+        return RankError(text, printer=rank)
+
+    def _wait_for_error(self) -> tuple[int, str] | None:
+        assert self.store is not None
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            try:
+                if self.store.check([_ERROR_KEY]):
+                    rank, text = json.loads(self.store.get(_ERROR_KEY))
+                    return int(rank), str(text)
+            except Exception:  # as above
+                return None
+            time.sleep(0.05)
+        return None
+
+    def abandon(self) -> None:
+        """After a failure: break the connections so that peers notice at once, and stay until they read why."""
+        if self.size == 1:
+            return
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+        time.sleep(_LINGER_SECONDS)
+
+
+def _is_collective_failure(cause: BaseException) -> bool:
+    if isinstance(cause, dist.DistError):
+        return True
+    text = str(cause).lower()
+    words = ("gloo", "nccl", "connection closed", "connection reset", "timed out waiting", "broken pipe")
+    return isinstance(cause, RuntimeError) and any(word in text for word in words)
+
+
+@contextlib.contextmanager
+def open_world(timeout: float = 300.0, threads: int | None = None) -> Iterator[World]:
+    """Join the ranks that torchrun started (RANK, WORLD_SIZE, ... in the environment), or be the only one.
+
+    ``timeout`` is in seconds. ``threads`` defaults to the host's cores over its ranks: torchrun sets
+    OMP_NUM_THREADS=1 whatever the machine has.
+    """
+    env = os.environ
+    rank, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
+    local_rank, local_size = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // local_size))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
+    if gpus:
+        torch.cuda.set_device(device)
+    if size == 1:
+        yield World(device=device)
+        return
+    span = datetime.timedelta(seconds=timeout)
+    try:
+        dist.init_process_group("gloo", timeout=span)
+    except Exception as e:
+        where = f"{env.get('MASTER_ADDR', '?')}:{env.get('MASTER_PORT', '?')}"
+        raise ValueError(
+            f"rank {rank} of {size} could not join the others at {where} within {timeout:g} s: {e}. Check that all "
+            f"ranks were started and that the address is reachable (GLOO_SOCKET_IFNAME names the network interface)"
+        ) from e
+    control, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
+    world = World(rank, size, local_rank, local_size, device, control, control, store)
+    try:
+        own_gpu = gpus >= local_size
+        if all(world.gather_json(own_gpu)):
+            data = dist.new_group(backend="nccl", timeout=span)
+            world = World(rank, size, local_rank, local_size, device, data, control, store)
+        yield world
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
