@@ -26,22 +26,22 @@ class _Attention(torch.autograd.Function):
         keep: Tensor | None,
         keep_scale: float,
     ) -> Tensor:
-        heads = source.shape[1]
+        heads, width = source.shape[1], z.shape[1] // source.shape[1]
         rows, cols = edges.rows, edges.indices
         logits = source.index_select(0, cols).add_(target.index_select(0, rows))
-        negative = logits < 0
+        negative = logits <= 0  # 0 has the slope of a negative logit, as in torch
         torch.nn.functional.leaky_relu_(logits, negative_slope)
         top = segment_max(edges, logits)
         alpha = logits.sub_(top.index_select(0, rows)).exp_()
         alpha.div_(segment_sum(edges, alpha).index_select(0, rows))
         weights = _dropped(alpha, keep, keep_scale)
-        z_heads = z.view(z.shape[0], heads, -1).transpose(0, 1).contiguous()  # [H, n_in + h, D / H]
-        out = z.new_empty(edges.shape[0], heads, z_heads.shape[2])
+        z_heads = z.view(z.shape[0], heads, width).transpose(0, 1).contiguous()  # [H, n_in + h, D]
+        out = z.new_empty(edges.shape[0], heads, width)
         for head in range(heads):
             out[:, head] = spmm(edges, z_heads[head], weights[head])
         ctx.save_for_backward(z_heads, alpha, negative, *([] if keep is None else [keep]))
         ctx.edges, ctx.negative_slope, ctx.keep_scale = edges, negative_slope, keep_scale
-        return out.view(edges.shape[0], -1)
+        return out.view(edges.shape[0], heads * width)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -49,7 +49,7 @@ class _Attention(torch.autograd.Function):
         keep = rest[0] if rest else None
         edges: SparseMatrix = ctx.edges
         heads, sources, width = z_heads.shape
-        grad_heads = grad.view(-1, heads, width).transpose(0, 1).contiguous()
+        grad_heads = grad.view(edges.shape[0], heads, width).transpose(0, 1).contiguous()
         weights = _dropped(alpha, keep, ctx.keep_scale)
         grad_z = grad.new_empty(sources, heads, width)
         grad_alpha = torch.empty_like(alpha)
@@ -66,13 +66,14 @@ class _Attention(torch.autograd.Function):
         transposed, order = edges.transposed
         grad_source = segment_sum(transposed, grad_logits.index_select(0, order))
         grad_target = segment_sum(edges, grad_logits)
-        return grad_z.view(sources, -1), grad_source, grad_target, None, None, None, None
+        return grad_z.view(sources, heads * width), grad_source, grad_target, None, None, None, None
 
 
 def _dropped(alpha: Tensor, keep: Tensor | None, scale: float) -> Tensor:
     """[H, e] contiguous attention weights after dropout, from alpha [e, H]."""
-    weights = alpha.t().contiguous()
-    return weights if keep is None else weights.mul_(keep.t()).mul_(scale)
+    if keep is not None:
+        alpha = (alpha * keep).mul_(scale)
+    return alpha.t().contiguous()
 
 
 def attention(

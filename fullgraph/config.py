@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Task = Literal["single-label", "multi-label", "regression"]
 Metric = Literal["accuracy", "micro_f1", "roc_auc", "mae"]
@@ -76,6 +76,10 @@ class TrainConfig:
                 value = getattr(self, flag)
                 raise ValueError(f"--{flag.replace('_', '-')} is {value}; expected {expected}")
 
+        for flag, hint in get_type_hints(type(self)).items():
+            names = [name for arg in (hint, *get_args(hint)) if get_origin(arg) is Literal for name in get_args(arg)]
+            optional = getattr(self, flag) is None and type(None) in get_args(hint)
+            must(not names or optional or getattr(self, flag) in names, flag, f"one of {', '.join(names)}")
         for flag in ("layers", "hidden", "heads", "out_heads", "eval_every"):
             must(getattr(self, flag) >= 1, flag, "at least 1")
         must(self.epochs >= 0, "epochs", "at least 0")
@@ -89,7 +93,7 @@ class TrainConfig:
         must(self.split >= 0, "split", "at least 0")
         must(0 <= self.seed < 2**63, "seed", "an integer in [0, 2^63)")
         must(self.threads is None or self.threads >= 1, "threads", "at least 1")
-        must(self.timeout > 0, "timeout", "a positive number of seconds")
+        must(0 < self.timeout < math.inf, "timeout", "a positive number of seconds")
         if self.model == "gat" and self.hidden % self.heads:
             raise ValueError(f"--hidden {self.hidden} does not divide into --heads {self.heads}; take a multiple")
 

@@ -148,11 +148,11 @@ def _sums(target: Target, logits: Tensor, y: Tensor) -> list[float]:
 def _roc_auc(part: GraphPart, target: Target, logits: Tensor, y: Tensor) -> float:
     if target.task == "single-label":
         logits, y = logits[:, 1:] - logits[:, :1], y[:, None]
-    gathered = part.world.gather_rows(torch.cat([logits.double(), y.double()], dim=1)).numpy()
+    gathered = part.world.gather_rows(torch.cat([logits.double(), y.double()], dim=1))
     value = math.nan
-    if part.world.rank == 0:
+    if part.world.rank == 0 and bool(gathered.isfinite().all()):
         width = gathered.shape[1] // 2
-        columns = [(gathered[:, i], gathered[:, width + i]) for i in range(width)]
+        columns = [(gathered[:, i].numpy(), gathered[:, width + i].numpy()) for i in range(width)]
         areas = [float(roc_auc_score(true, guess)) for guess, true in columns if 0 < true.sum() < len(true)]
         value = sum(areas) / len(areas) if areas else math.nan
     return float(part.world.gather_vector([value])[0, 0])

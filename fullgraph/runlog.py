@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -16,25 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fullgraph.evaluate import Scores
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """A file that appears whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+from fullgraph.files import appears_by_rename
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_atomically(path, (json.dumps(_plain(value), indent=2) + "\n").encode())
+    """A file that appears whole or not at all."""
+    with appears_by_rename(path) as temporary:
+        temporary.write_text(json.dumps(_plain(value), indent=2) + "\n")
 
 
 def _plain(value: Any) -> Any:
@@ -50,15 +35,8 @@ def _plain(value: Any) -> Any:
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
     """Tensors and plain values, to be read with ``torch.load(path, weights_only=True)``."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
+    with appears_by_rename(path) as temporary:
         torch.save(state, temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def create_run_folder(path: Path) -> Path:

@@ -88,6 +88,8 @@ Array: TypeAlias = NDArray[Any]
 FORMAT = "fullgraph-shards"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+BUILDING = ".building"
+"""How the name of a folder ends while it is built: ``.NAME.xxxxxxxx.building`` beside NAME."""
 
 _REMEDY = "copy the file again from where it was built, or build the folder again"
 _MAX_MANIFEST_BYTES = 1 << 28
@@ -546,8 +548,9 @@ def _why_no_build(folder: Path) -> str:
             f"partition-tools build {folder} --parts P --out DIR"
         )
     if not folder.exists():
-        half = any(folder.parent.glob(f".{folder.name}.*.building"))
-        state = "its build was never finished" if half else "no such folder"
+        beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
+        half = any(p.name.startswith(f".{folder.name}.") and p.name.endswith(BUILDING) for p in beside)
+        state = "its build was not finished" if half else "no such folder"
         return f"{folder}: {state}; build it: {build.replace('DIR', str(folder))}"
     names = sorted(entry.name for entry in folder.iterdir())
     if any(name.lstrip(".").startswith("part-") for name in names):

@@ -12,6 +12,14 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[Any]
 
 
+def entry_keys(src: NDArray[np.int64], dst: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
+    """[E] one number an entry: equal for entries with equal ends, in the order of (src, dst)."""
+    if num_nodes > 3_037_000_499:  # the square must fit into int64
+        raise ValueError(f"{num_nodes} nodes; at most 3,037,000,499 can be handled")
+    keys: NDArray[np.int64] = src * np.int64(num_nodes) + dst
+    return keys
+
+
 @dataclass(frozen=True, kw_only=True)
 class Splits:
     """k splits of the nodes: three bool masks of shape [k, N] each."""
@@ -106,3 +114,14 @@ class Graph:
         if np.issubdtype(self.y.dtype, np.floating):
             return "regression"
         return "multi-label" if self.y.ndim == 2 else "single-label"
+
+    @property
+    def labelled(self) -> NDArray[np.bool_]:
+        """[N] whether a node has its label: class not -1, no target NaN; every node of a multi-label graph has."""
+        if self.y is None:
+            return np.zeros(self.num_nodes, np.bool_)
+        if self.task == "single-label":
+            return np.asarray(self.y >= 0)
+        if self.task == "multi-label":
+            return np.ones(self.num_nodes, np.bool_)
+        return ~np.isnan(self.y.reshape(self.num_nodes, -1)).any(axis=1)

@@ -1,0 +1,99 @@
+"""``fullgraph demo``: the whole product on a generated graph, in one folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fullgraph.launch import launch_local
+from fullgraph.runlog import show
+
+_TRAIN = ("--model", "sage", "--layers", "3", "--hidden", "64", "--dropout", "0.3", "--eval-every", "5")
+
+
+def run_demo(out: Path, *, nodes: int, ranks: int | None, epochs: int) -> int:
+    """Generate, partition twice, compare, train with P ranks and with one, and compare the losses.
+
+    Returns an exit code. Everything is written below ``out``, which must not hold anything else.
+    """
+    from partition_tools import report, sources
+    from partition_tools.assign import AssignOptions, assign
+    from partition_tools.build import build
+    from partition_tools.summary import render, summarise
+
+    console = Console(soft_wrap=True, highlight=False)
+    parts = ranks or max(2, len(os.sched_getaffinity(0)))
+    if parts < 2:
+        raise ValueError(f"--ranks is {parts}; the demo compares one rank with several, so at least 2")
+    _claim(out)
+    console.rule(f"1. A graph ({out}/)")
+    graph = sources.load(f"demo:communities?nodes={nodes}")
+    console.print(render(summarise(graph)))
+
+    console.rule(f"2. Two partitionings into {parts} parts")
+    folders = {}
+    for name, method, count in (("metis", "metis", parts), ("random", "random", parts), ("one", "contiguous", 1)):
+        folders[name] = out / "shards" / name
+        build(graph, assign(graph, AssignOptions(method=method, parts=count)), folders[name], force=True)
+    report.show([report.report(folders["metis"]), report.report(folders["random"])], console, width=64)
+
+    runs = {}
+    for title, name, count in (
+        (f"3. Train GraphSAGE on {parts} ranks", "metis", parts),
+        ("4. The same on one rank", "one", 1),
+    ):
+        console.rule(title)
+        runs[name] = out / "runs" / f"{name}-{count}"
+        arguments = ["train", str(folders[name]), "--run", str(runs[name]), "--epochs", str(epochs), *_TRAIN]
+        code = launch_local(arguments, count)
+        if code:
+            return code
+
+    console.rule("5. The same losses?")
+    agree = _compare(runs["metis"], runs["one"], parts, console)
+    summary = json.loads((runs["metis"] / "summary.json").read_text())
+    console.print(f"test accuracy {show('accuracy', summary['test']['accuracy'])} on {parts} ranks")
+    console.rule("Next: your own graph")
+    console.print(
+        "  partition-tools formats                               what can be read\n"
+        f"  partition-tools build GRAPH --parts {parts} --out shards    your graph into {parts} shards\n"
+        "  partition-tools report shards                         what its exchange costs\n"
+        "  fullgraph train shards --model gcn                    train on them\n"
+        f"everything the demo wrote lies in {out}/"
+    )
+    return 0 if agree else 1
+
+
+def _claim(out: Path) -> None:
+    """Make ``out`` ours: new, or a demo's folder from before, whose runs are removed."""
+    mark = out / ".fullgraph-demo"
+    if out.exists() and not mark.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and was not made by the demo; name another folder with --out")
+    out.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    for old in (out / "runs").glob("*/*"):
+        old.unlink()
+
+
+def _compare(several: Path, one: Path, parts: int, console: Console) -> bool:
+    """Print losses side by side; whether they agree to float32 rounding."""
+    losses = [[record["loss"] for record in _records(run)] for run in (several, one)]
+    table = Table("epoch", f"loss, {parts} ranks", "loss, 1 rank", "relative difference")
+    differences = [abs(a - b) / abs(b) for a, b in zip(*losses, strict=True)]
+    shown = sorted({0, len(differences) // 2, len(differences) - 1})
+    for i in shown:
+        table.add_row(str(i + 1), f"{losses[0][i]:.7f}", f"{losses[1][i]:.7f}", f"{differences[i]:.1e}")
+    console.print(table)
+    agree = max(differences) <= 1e-4
+    verdict = "equal but for rounding" if agree else "NOT EQUAL: please report this"
+    console.print(f"largest relative difference over {len(differences)} epochs: {max(differences):.1e} ({verdict})")
+    return agree
+
+
+def _records(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,259 @@
+"""Arrays as files hold them, checked and brought to the form that ``Graph`` takes.
+
+``where`` is how a message names the array: file, then name. Every function raises ``ValueError`` with ``where``, the
+value, what was expected and the remedy. ``changes`` collects a sentence for whatever was decided or altered.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from partition_tools.graph import Array, Splits, entry_keys
+
+Features: TypeAlias = Array | sp.csr_array
+
+TASKS = ("single-label", "multi-label", "regression")
+
+
+def integers(values: Array, where: str) -> NDArray[np.int64]:
+    """Integers of any width as int64, in the same shape; an empty array of any type passes."""
+    if values.size and values.dtype.kind not in "iu":
+        raise ValueError(f"{where} is {values.dtype}; expected integers: save it with .astype(numpy.int64)")
+    if values.size and values.dtype == np.uint64 and int(values.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{where} holds {int(values.max())}, which does not fit into int64; number the nodes from 0")
+    return values.astype(np.int64, copy=False)
+
+
+def check_ends(src: NDArray[np.int64], dst: NDArray[np.int64], num_nodes: int, where: str, because: str) -> None:
+    """Both ends of every entry lie in 0..num_nodes-1; ``because`` says where num_nodes comes from."""
+    bad = (src < 0) | (src >= num_nodes) | (dst < 0) | (dst >= num_nodes)
+    if not bad.any():
+        return
+    first = int(np.argmax(bad))
+    low, high = min(int(src.min()), int(dst.min())), max(int(src.max()), int(dst.max()))
+    remedy = "number the nodes from 0, or give every node its row"
+    if low == 1 and high == num_nodes:
+        remedy = "ids seem to start at 1: subtract 1 from every id"
+    elif low < 0:
+        remedy = "ids must not be negative; a negative one often comes from an id too large for its integer type"
+    raise ValueError(
+        f"{where}: edge {first} is {int(src[first])} -> {int(dst[first])}, but there are {num_nodes} nodes ({because}), "
+        f"so ids go from 0 to {num_nodes - 1}; {int(bad.sum())} such edges; {remedy}"
+    )
+
+
+def csr(
+    data: Array, indices: Array, indptr: Array, shape: Array, where: str, num_rows: int | None = None
+) -> sp.csr_array:
+    """The four arrays of a CSR matrix, as given (order and duplicates kept), once they are known to fit together."""
+    size = integers(shape, f"{where}_shape")
+    if size.shape != (2,) or size.min() < 0:
+        raise ValueError(f"{where}_shape is {size.tolist()}; expected two sizes [rows, columns]")
+    rows, columns = int(size[0]), int(size[1])
+    if num_rows is not None and rows != num_rows:
+        raise ValueError(f"{where}_shape is [{rows}, {columns}]; expected {num_rows} rows, one a node")
+    if data.dtype.kind not in "fiub":
+        raise ValueError(f"{where}_data is {data.dtype}; expected real numbers")
+    offsets, columns_of = integers(indptr, f"{where}_indptr"), integers(indices, f"{where}_indices")
+    if data.ndim != 1 or data.shape != columns_of.shape:
+        raise ValueError(
+            f"{where}_data has shape {list(data.shape)} and {where}_indices {list(columns_of.shape)}; expected one "
+            f"value an index"
+        )
+    if offsets.shape != (rows + 1,) or offsets[0] != 0 or offsets[-1] != data.size or (np.diff(offsets) < 0).any():
+        raise ValueError(
+            f"{where}_indptr must have {rows + 1} offsets that never fall, from 0 to {data.size} (the values stored); "
+            f"it has shape {list(offsets.shape)}" + (f", {offsets[0]} to {offsets[-1]}" if offsets.size else "")
+        )
+    bad = (columns_of < 0) | (columns_of >= columns)
+    if bad.any():
+        first = int(np.argmax(bad))
+        raise ValueError(
+            f"{where}_indices[{first}] is {int(columns_of[first])}, but {where}_shape declares {columns} columns "
+            f"(0 to {columns - 1})"
+        )
+    if data.dtype == np.float16:  # scipy's sparse matrices do not take it
+        data = data.astype(np.float32)
+    narrow = np.int32 if max(rows, columns, data.size) < 2**31 else np.int64
+    return sp.csr_array(
+        (data, columns_of.astype(narrow, copy=False), offsets.astype(narrow, copy=False)), shape=(rows, columns)
+    )
+
+
+def sparse_features(matrix: sp.csr_array, where: str, changes: list[str]) -> sp.csr_array:
+    """CSR features with sorted columns and no entry twice."""
+    if matrix.dtype == np.bool_:
+        matrix = matrix.astype(np.uint8)
+    stored = matrix.nnz
+    matrix.sum_duplicates()
+    if matrix.nnz != stored:
+        changes.append(f"{where}: {stored - matrix.nnz} values stored twice for one place were summed")
+    return matrix
+
+
+def dense_features(values: Array, where: str) -> Array:
+    """[N, F] real numbers, as given."""
+    if values.dtype.kind not in "fiub":
+        raise ValueError(f"{where} is {values.dtype}; expected real numbers [N, F]")
+    if values.ndim != 2:
+        raise ValueError(f"{where} has shape {list(values.shape)}; expected [N, F]: a row a node, a column a feature")
+    return values.astype(np.uint8) if values.dtype == np.bool_ else values
+
+
+def some_features(x: Features | None, where: str, changes: list[str]) -> Features | None:
+    """None in place of features without columns."""
+    if x is None or x.shape[1] > 0:
+        return x
+    changes.append(f"{where} has no columns: taken as no features")
+    return None
+
+
+def edge_weights(values: Array, num_edges: int, where: str) -> NDArray[np.floating[Any]]:
+    """[E] weights as float32 where that is exact or what the file has, else float64."""
+    if values.shape == (num_edges, 1):
+        values = values[:, 0]
+    if values.shape != (num_edges,) or values.dtype.kind not in "fiub":
+        raise ValueError(
+            f"{where} is {values.dtype} {list(values.shape)}; expected real numbers [{num_edges}], one an edge"
+        )
+    if values.dtype.kind == "f":
+        return values.astype(np.float32 if values.dtype.itemsize <= 4 else np.float64, copy=False)
+    single = values.astype(np.float32)
+    exact = not values.size or int(np.abs(single).max()) <= 2**24
+    return single if exact else values.astype(np.float64)
+
+
+def labels(values: Array, where: str, changes: list[str], task: str | None = None) -> Array:
+    """Labels in ``Graph.y``'s form. Shape and type tell the task unless ``task`` does.
+
+    [N] or [N, 1] integers are classes from 0, -1 for none. [N, C] of 0 and 1 is multi-label. Floats are targets
+    ([N] or [N, T], NaN for none), unless [N] or [N, 1] holds nothing but whole numbers from 0 and NaN: then classes.
+    """
+    if values.dtype.kind not in "fiub" or values.ndim not in (1, 2) or 0 in values.shape[1:]:
+        raise ValueError(
+            f"{where} is {values.dtype} {list(values.shape)}; expected numbers: [N] classes, [N, C] zeros and ones, or "
+            f"[N] or [N, T] targets"
+        )
+    if task is not None and task not in TASKS:
+        raise ValueError(f"{where}: task is {task!r}; expected one of {', '.join(TASKS)}")
+    single = values.reshape(-1) if values.shape[1:] in ((), (1,)) else None
+    if task is None:
+        task = _task(values, single)
+    if task == "single-label":
+        if single is None:
+            raise ValueError(f"{where} has shape {list(values.shape)}; a single-label graph needs [N] classes")
+        return _classes(single, where, changes)
+    if task == "multi-label":
+        return _label_columns(values.reshape(values.shape[0], -1), where, changes)
+    targets = values.astype(np.float64 if values.dtype.kind in "iu" or values.dtype.itemsize > 4 else np.float32)
+    return targets if single is None else targets.reshape(-1)
+
+
+def _task(values: Array, single: Array | None) -> str:
+    if single is None:
+        return (
+            "multi-label" if bool(((values == 0) | (values == 1)).all()) or values.dtype.kind != "f" else "regression"
+        )
+    if values.dtype.kind != "f":
+        return "single-label"
+    given = single[~np.isnan(single)]
+    whole = (given >= 0) & (given < 2**31) & (given == np.floor(given))
+    return "single-label" if given.size and bool(whole.all()) else "regression"
+
+
+def _classes(values: Array, where: str, changes: list[str]) -> NDArray[np.int64]:
+    if values.dtype.kind == "f":
+        none = np.isnan(values)
+        numbers = np.where(none, -1, values)
+        if not ((numbers == np.floor(numbers)) & (np.abs(numbers) < 2**31)).all():
+            raise ValueError(f"{where} is {values.dtype} with fractions; expected classes, whole numbers from 0")
+        changes.append(
+            f"{where} is {values.dtype} and holds whole numbers only: taken as classes"
+            + (f", {int(none.sum())} NaN as no label" if none.any() else "")
+        )
+        classes = numbers.astype(np.int64)
+    else:
+        classes = values.astype(np.int64) if values.dtype == np.bool_ else integers(values, where)
+    bad = (classes < -1) | (classes >= 2**31)
+    if bad.any():
+        first = int(np.argmax(bad))
+        raise ValueError(
+            f"{where}[{first}] is {int(classes[first])}; classes are numbered from 0, and -1 says that a node has no "
+            f"label: number them with numpy.unique(..., return_inverse=True)"
+        )
+    return classes
+
+
+def _label_columns(values: Array, where: str, changes: list[str]) -> NDArray[np.uint8]:
+    bad = (values != 0) & (values != 1)
+    if bad.any():
+        row, column = (int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(
+            f"{where}[{row}, {column}] is {values[row, column]}; [N, C] integers are labels, 0 or 1 each; save "
+            f"regression targets as floats"
+        )
+    columns = values.astype(np.uint8)
+    if columns.shape[1] > 1 and columns.size and bool((columns.sum(axis=1) == 1).all()):
+        changes.append(
+            f"{where} has exactly one 1 in every row and is taken as multi-label; if classes exclude each other, save "
+            f"y.argmax(1)"
+        )
+    return columns
+
+
+def masks(values: Array, num_nodes: int, where: str) -> NDArray[np.bool_]:
+    """[N], [N, 1], [k, N] or [N, k] of zeros and ones as bool [k, N]."""
+    if values.dtype.kind not in "iub" or (values.dtype.kind != "b" and ((values != 0) & (values != 1)).any()):
+        raise ValueError(
+            f"{where} is {values.dtype} with other values than 0 and 1; expected a bool mask [N] or [k, N]"
+        )
+    mask = values.astype(np.bool_, copy=False)
+    if mask.shape == (num_nodes,):
+        return mask[None, :]
+    if mask.ndim == 2 and num_nodes in mask.shape:
+        if mask.shape == (num_nodes, num_nodes) and num_nodes > 1:
+            raise ValueError(
+                f"{where} has shape {list(mask.shape)} for {num_nodes} nodes: splits as rows and as columns look alike; "
+                f"save fewer splits"
+            )
+        return mask if mask.shape[1] == num_nodes else np.ascontiguousarray(mask.T)
+    raise ValueError(
+        f"{where} has shape {list(mask.shape)}; expected [{num_nodes}], [{num_nodes}, 1], [k, {num_nodes}] or "
+        f"[{num_nodes}, k] for {num_nodes} nodes and k splits"
+    )
+
+
+def splits(given: dict[str, tuple[str, Array | None]], num_nodes: int, changes: list[str], where: str) -> Splits | None:
+    """``given`` maps train, val and test to (name in the file, mask or None). None where the file has no mask."""
+    found = {
+        part: masks(mask, num_nodes, f"{where}: {name}") for part, (name, mask) in given.items() if mask is not None
+    }
+    if not found:
+        return None
+    counts = {part: mask.shape[0] for part, mask in found.items()}
+    count = max(counts.values())
+    if not set(counts.values()) <= {1, count}:
+        raise ValueError(f"{where}: the masks hold different numbers of splits: {counts}; expected the same number")
+    filled: dict[str, NDArray[np.bool_]] = {}
+    for part, (name, _) in given.items():
+        if part not in found:
+            changes.append(f"the file has no {name}: no node is in {part}")
+            filled[part] = np.zeros((count, num_nodes), np.bool_)
+        elif counts[part] < count:
+            changes.append(f"{name} holds one split and serves all {count}")
+            filled[part] = np.repeat(found[part], count, axis=0)
+        else:
+            filled[part] = found[part]
+    return Splits(**filled)
+
+
+def both_ways(
+    src: NDArray[np.int64], dst: NDArray[np.int64], num_nodes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Every pair among the entries once in each direction, a loop once; ordered by (src, dst)."""
+    keys = np.unique(np.concatenate([entry_keys(src, dst, num_nodes), entry_keys(dst, src, num_nodes)]))
+    return keys // num_nodes, keys % num_nodes

@@ -1,0 +1,205 @@
+"""What a graph is, in numbers: printed before partitioning, and kept in the manifest."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.sparse import csgraph
+
+from partition_tools.graph import Graph
+
+_SHOWN = 12
+"""Classes, and _SHOWN // 4 splits, that `render` shows one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitCount:
+    """Nodes in the masks of one split."""
+
+    train: int
+    val: int
+    test: int
+    overlap: int
+    """Nodes in more than one of the three."""
+    uncovered: int
+    """Nodes in none of the three."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    name: str
+    num_nodes: int
+    num_edges: int
+    """Directed entries, as training sees them."""
+    undirected_pairs: int
+    """Distinct unordered pairs of two nodes: loops dropped, duplicates and directions merged."""
+    loops: int
+    """Entries u -> u."""
+    duplicates: int
+    """Entries beyond the first of their (source, destination)."""
+    isolated: int
+    """Nodes without an entry from or to another node."""
+    components: int
+    """Weakly connected components; an isolated node is one."""
+    largest_component: int
+    in_degree: tuple[int, int]
+    """Smallest and largest number of in-entries of a node; duplicates and loops count."""
+    out_degree: tuple[int, int]
+    weighted: bool
+    directed: bool
+    """Some entry u -> v occurs more often than v -> u."""
+    num_features: int
+    feature_dtype: str | None
+    feature_density: float | None
+    """Share of features that are not 0."""
+    task: str | None
+    num_classes: int
+    """Classes, label columns or targets; 0 without labels."""
+    num_labelled: int
+    label_counts: tuple[int, ...]
+    """Nodes of each class (single-label) or with each label (multi-label)."""
+    num_splits: int
+    split_counts: tuple[SplitCount, ...]
+    changes: tuple[str, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """Everything but ``changes`` as plain values for JSON."""
+        plain = asdict(self)
+        del plain["changes"]
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
+
+
+def summarise(graph: Graph) -> Summary:
+    n = graph.num_nodes
+    # CSR with counts: a linear-time way to merge duplicates, where sorting keys would take minutes at 10^8 entries.
+    counts = sp.csr_array((np.ones(graph.num_edges, np.int32), (graph.src, graph.dst)), shape=(n, n))
+    reverse = sp.csr_array(counts.T)
+    symmetric = (
+        np.array_equal(counts.indptr, reverse.indptr)
+        and np.array_equal(counts.indices, reverse.indices)
+        and np.array_equal(counts.data, reverse.data)
+    )
+    loop_nodes = int(np.count_nonzero(counts.diagonal()))
+    merged = counts.nnz if symmetric else (counts + reverse).nnz
+    components, component = csgraph.connected_components(counts, directed=True, connection="weak")
+    in_degree = np.bincount(graph.dst, minlength=n)
+    out_degree = np.bincount(graph.src, minlength=n)
+    component_size = np.bincount(component)
+    x, splits = graph.x, graph.splits
+    label_counts = _label_counts(graph)
+    return Summary(
+        name=graph.name,
+        num_nodes=n,
+        num_edges=graph.num_edges,
+        undirected_pairs=(merged - loop_nodes) // 2,
+        loops=int(np.count_nonzero(graph.src == graph.dst)),
+        duplicates=graph.num_edges - counts.nnz,
+        isolated=int(np.count_nonzero(component_size == 1)),
+        components=int(components),
+        largest_component=int(component_size.max()),
+        in_degree=(int(in_degree.min()), int(in_degree.max())),
+        out_degree=(int(out_degree.min()), int(out_degree.max())),
+        weighted=graph.edge_weight is not None,
+        directed=not symmetric,
+        num_features=0 if x is None else int(x.shape[1]),
+        feature_dtype=None if x is None else str(x.dtype),
+        feature_density=None if x is None else _density(x),
+        task=graph.task,
+        num_classes=_num_classes(graph),
+        num_labelled=int(graph.labelled.sum()),
+        label_counts=label_counts,
+        num_splits=0 if splits is None else splits.count,
+        split_counts=_split_counts(graph),
+        changes=graph.changes,
+    )
+
+
+def _density(x: Any) -> float:
+    stored = x.data if isinstance(x, sp.csr_array) else x
+    return int(np.count_nonzero(stored)) / max(1, x.shape[0] * x.shape[1])
+
+
+def _num_classes(graph: Graph) -> int:
+    if graph.y is None:
+        return 0
+    if graph.task == "single-label":
+        return int(graph.y.max(initial=-1)) + 1
+    return int(graph.y.shape[1]) if graph.y.ndim == 2 else 1
+
+
+def _label_counts(graph: Graph) -> tuple[int, ...]:
+    if graph.y is None or graph.task == "regression":
+        return ()
+    if graph.task == "multi-label":
+        return tuple(int(count) for count in graph.y.sum(axis=0, dtype=np.int64))
+    return tuple(int(count) for count in np.bincount(graph.y[graph.labelled], minlength=_num_classes(graph)))
+
+
+def _split_counts(graph: Graph) -> tuple[SplitCount, ...]:
+    if graph.splits is None:
+        return ()
+    masks = np.stack([graph.splits.train, graph.splits.val, graph.splits.test]).astype(np.uint8)
+    sizes, times = masks.sum(axis=2, dtype=np.int64), masks.sum(axis=0)
+    return tuple(
+        SplitCount(
+            train=int(sizes[0, split]),
+            val=int(sizes[1, split]),
+            test=int(sizes[2, split]),
+            overlap=int(np.count_nonzero(times[split] > 1)),
+            uncovered=int(np.count_nonzero(times[split] == 0)),
+        )
+        for split in range(graph.splits.count)
+    )
+
+
+def render(summary: Summary) -> str:
+    """The summary as lines for a terminal or a log."""
+    s = summary
+    rows = [
+        ("graph", s.name),
+        ("nodes", f"{s.num_nodes:,} ({s.isolated:,} isolated)"),
+        ("directed entries", f"{s.num_edges:,} ({s.loops:,} loops, {s.duplicates:,} duplicates)"),
+        ("undirected pairs", f"{s.undirected_pairs:,} (loops dropped, duplicates merged)"),
+        (
+            "direction",
+            "directed (some entries have no reverse)" if s.directed else "undirected (every entry has its reverse)",
+        ),
+        ("edge weights", "yes" if s.weighted else "no"),
+        ("components", f"{s.components:,} (largest {s.largest_component:,} nodes)"),
+        ("in-degree", f"{s.in_degree[0]:,} to {s.in_degree[1]:,}, mean {s.num_edges / s.num_nodes:.1f}"),
+        ("out-degree", f"{s.out_degree[0]:,} to {s.out_degree[1]:,}"),
+    ]
+    if s.feature_density is None:
+        rows.append(("features", "none"))
+    else:
+        rows.append(("features", f"{s.num_features:,} {s.feature_dtype}, {100 * s.feature_density:.3g} % not 0"))
+    rows.append(("labels", _labels(s)))
+    for index, split in enumerate(s.split_counts[: _SHOWN // 4]):
+        extra = "".join(
+            f", {count:,} {what}"
+            for what, count in (("in more than one", split.overlap), ("in none", split.uncovered))
+            if count
+        )
+        rows.append((f"split {index}", f"train {split.train:,}, val {split.val:,}, test {split.test:,}{extra}"))
+    hidden = s.num_splits - _SHOWN // 4
+    if s.num_splits == 0:
+        rows.append(("splits", "none"))
+    elif hidden > 0:
+        rows.append(("splits", f"{s.num_splits}, {hidden} not shown"))
+    rows += [("changed" if index == 0 else "", change) for index, change in enumerate(s.changes)]
+    return "\n".join(f"{label:<17} {value}" for label, value in rows)
+
+
+def _labels(s: Summary) -> str:
+    if s.task is None:
+        return "none"
+    what = {"single-label": "classes", "multi-label": "labels", "regression": "targets"}[s.task]
+    counts = ", ".join(f"{count:,}" for count in s.label_counts[:_SHOWN])
+    return (
+        f"{s.task}, {s.num_classes:,} {what}, {s.num_labelled:,} of {s.num_nodes:,} nodes labelled"
+        + (f"; nodes each: {counts}" if counts else "")
+        + (", ..." if len(s.label_counts) > _SHOWN else "")
+    )

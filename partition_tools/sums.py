@@ -1,0 +1,85 @@
+"""Sums over blocks of global ids: taken from the graph before it is partitioned, and again from the shards.
+
+The sum of a block is ``sum mix(hash(row of id) + mix(id))`` over its ids, modulo 2^53. It depends on which row
+belongs to which id and not on the order in which rows are met, so the shards of a build can be summed one after the
+other. ``hash`` is multilinear, ``sum_j r_j bits(row_j)`` modulo 2^64 with odd pseudorandom r_j: a change of one value
+always changes it, and a zero adds nothing, so that dense and sparse rows of the same values have the same hash.
+``mix`` is the finaliser of splitmix64 (Steele, Lea and Flood 2014). It guards against accidents, not against forgery.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+Hash: TypeAlias = NDArray[np.uint64]
+
+_BLOCKS = 1024
+_KEEP = np.uint64(2**53 - 1)  # JSON readers keep integers exactly up to here
+_CHUNK_BYTES = 1 << 22
+
+
+def num_blocks(count: int) -> int:
+    """Blocks of ``count`` ids."""
+    return min(count, _BLOCKS)
+
+
+def block_of(ids: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """[m] block of each id of ``count``; blocks are runs of ids that differ in length by one at most."""
+    return np.asarray(ids * num_blocks(count) // count)
+
+
+def block_ids(block: int, count: int) -> tuple[int, int]:
+    """First id of a block and of the next one."""
+    blocks = num_blocks(count)
+    return -(-block * count // blocks), -(-(block + 1) * count // blocks)
+
+
+def block_sums(ids: NDArray[np.int64], rows: Array | sp.csr_array, count: int) -> Hash:
+    """[B] sums of the blocks of ``count`` ids over ``rows`` ([m] or [m, F]) of ``ids`` ([m]).
+
+    Sums over disjoint sets of ids add up, by `add`.
+    """
+    total = np.zeros(num_blocks(count), np.uint64)
+    width = max(1, int(np.prod(rows.shape[1:])))
+    step = max(1, _CHUNK_BYTES // (8 * width))
+    factors = _mix(np.arange(1, width + 1, dtype=np.uint64)) | np.uint64(1)
+    for start in range(0, ids.shape[0], step):
+        some = ids[start : start + step]
+        hashed = _mix(_row_hash(rows[start : start + step], factors) + _mix(some.astype(np.uint64)))
+        np.add.at(total, block_of(some, count), hashed)
+    return total & _KEEP
+
+
+def add(left: Hash, right: Hash) -> Hash:
+    return (left + right) & _KEEP
+
+
+def _row_hash(rows: Array | sp.csr_array, factors: Hash) -> Hash:
+    if isinstance(rows, sp.csr_array):
+        ends = np.zeros(rows.nnz + 1, np.uint64)
+        np.cumsum(bits(rows.data).astype(np.uint64) * factors[rows.indices], out=ends[1:])
+        return ends[rows.indptr[1:]] - ends[rows.indptr[:-1]]
+    if rows.dtype.kind in "UO":
+        text = np.ascontiguousarray(rows, dtype=np.str_)
+        words = text.view(np.uint32).reshape(text.shape[0], -1)
+        factors = _mix(np.arange(1, words.shape[1] + 1, dtype=np.uint64)) | np.uint64(1)
+    else:
+        words = bits(rows).reshape(rows.shape[0], -1)
+    return np.einsum("ij,j->i", words.astype(np.uint64), factors[: words.shape[1]])
+
+
+def bits(values: Array) -> Array:
+    """The same bytes as unsigned integers of the same size (at most 8 bytes)."""
+    return np.ascontiguousarray(values).view(np.dtype(f"u{values.dtype.itemsize}"))
+
+
+def _mix(z: Hash) -> Hash:
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)))
