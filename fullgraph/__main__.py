@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +25,7 @@ class Train:
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """Folder of shards, made by partition-tools build."""
     config: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
-    run: Path | None = None
+    run: Annotated[Path | None, tyro.conf.arg(aliases=["--run-dir"])] = None
     """Folder for the results; by default a new one under runs/."""
 
     def main(self) -> int:
@@ -55,24 +57,26 @@ class Demo:
 
 
 def _as_rank(options: Train) -> int:
-    from fullgraph.train import train
-    from fullgraph.world import RankError, World, open_world
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-    world: World | None = None
-    try:
-        with open_world(timeout=options.config.timeout, threads=options.config.threads) as world:
-            try:
-                train(options.folder, options.config, run=options.run, world=world)
-            except Exception as cause:
-                error = world.report_failure("train", cause)
-                if error.printer == world.rank:
-                    _fail(str(error))
-                    if not isinstance(cause, RankError):
-                        raise
-                world.abandon()
-                return 1
-    except KeyboardInterrupt:
-        return 130
+    from fullgraph.train import train
+    from fullgraph.world import RankError, open_world
+
+    # torchrun's own report of a failed rank shows what stands in the file that this handler writes.
+    handler = get_error_handler()
+    handler.initialize()
+    with open_world(timeout=options.config.timeout, threads=options.config.threads) as world:
+        try:
+            train(options.folder, options.config, run=options.run, world=world)
+        except Exception as cause:
+            error = world.report_failure("train", cause)
+            handler.record_exception(RankError(str(error)))  # a fresh one: its message without a traceback
+            if error.printer == world.rank:
+                if not isinstance(cause, RankError):
+                    traceback.print_exception(cause)
+                _fail(str(error))
+            world.abandon()
+            return 1
     return 0
 
 
@@ -80,16 +84,24 @@ def _fail(message: str) -> None:
     print(f"fullgraph: error: {message}", file=sys.stderr, flush=True)
 
 
+_COMMANDS: dict[str, Callable[..., Train | Demo]] = {"train": Train, "demo": Demo}
+
+
 def main() -> None:
     """Console entry point."""
-    command = tyro.extras.subcommand_cli_from_dict(
-        {"train": Train, "demo": Demo}, prog="fullgraph", description="Full-graph GNN training on a partitioned graph."
-    )
+    arguments = sys.argv[1:]
     try:
+        if arguments and arguments[0] in _COMMANDS:
+            command = tyro.cli(_COMMANDS[arguments[0]], prog=f"fullgraph {arguments[0]}", args=arguments[1:])
+        else:
+            about = "Full-graph GNN training on a partitioned graph."
+            command = tyro.extras.subcommand_cli_from_dict(_COMMANDS, prog="fullgraph", description=about)
         code = command.main()
     except (ValueError, OSError) as e:
         _fail(str(e))
         code = 2
+    except KeyboardInterrupt:
+        code = 130
     sys.exit(code)
 
 

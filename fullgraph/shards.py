@@ -224,10 +224,10 @@ class Shard:
         require_each(elsewhere, "halo/owner", owner, f"a part in 0..{self.parts - 1} other than {self.part}")
         first = np.diff(owner, prepend=np.int32(-1)) != 0
         require_each(first <= _ascending(owner), "halo/owner", owner, "no less than the part before it")
-        require_each(first | _ascending(halo), "halo/global_id", halo, "more than the id before it")
+        require_each(first | _ascending(halo), "halo/global_id", halo, "more than the id before it, of the same owner")
         require_each(self.halo_index >= 0, "halo/index", self.halo_index, "0 or more")
         ascending = first | _ascending(self.halo_index)
-        require_each(ascending, "halo/index", self.halo_index, "more than the index before it")
+        require_each(ascending, "halo/index", self.halo_index, "more than the index before it, of the same owner")
         foreign = ~np.isin(halo, owned, assume_unique=True)
         require_each(foreign, "halo/global_id", halo, "a node that this part does not own")
 
@@ -237,6 +237,7 @@ class Shard:
         require_each((indices >= 0) & (indices < n + h), "edges/indices", indices, f"a local id in 0..{n + h - 1}")
         inside = (ids >= 0) & (ids < self.num_edges_global)
         require_each(inside, "edges/global_id", ids, f"an edge id in 0..{self.num_edges_global - 1}")
+        self._check_degrees()
         first = np.zeros(e + 1, np.bool_)
         first[self.indptr] = True
         step = np.diff(indices, prepend=indices[:1])
@@ -246,6 +247,17 @@ class Shard:
         used = np.zeros(n + h, np.bool_)
         used[indices] = True
         require_each(used[n:], "halo/global_id", self.halo_global, "the source of a stored edge")
+
+    def _check_degrees(self) -> None:
+        """Rows hold every in-edge of their node. A moved offset keeps the sum of the rows, a changed degree does not."""
+        degree, rows = self.in_degree[: self.num_owned], np.diff(self.indptr)
+        if np.array_equal(degree, rows):
+            return
+        index = int(np.argmax(degree != rows))
+        found = f"row {index} holds {rows[index]} edges; expected the {degree[index]} that degrees/in says"
+        if int(degree.sum()) == self.num_edges:
+            raise FormatError(found, dataset="edges/indptr", index=index + 1)
+        require_each(degree == rows, "degrees/in", degree, f"the {rows[index]} edges that the row holds")
 
     def _check_features(self) -> None:
         x, n = self.x, self.num_owned
@@ -341,9 +353,12 @@ def write_shard(path: str | Path, shard: Shard) -> ShardFile:
     """Write a shard; the file appears at ``path`` complete and on disk, or not at all. Returns its manifest entry."""
     path = Path(path)
     with appears_by_rename(path) as temporary:
-        # libver: the earliest layout, which every HDF5 library reads.
-        with h5py.File(temporary, "w", libver=("earliest", "v110"), locking=False) as file:
-            _write(file, shard)
+        try:
+            # libver: the earliest layout, which every HDF5 library reads.
+            with h5py.File(temporary, "w", libver=("earliest", "v110"), locking=False) as file:
+                _write(file, shard)
+        except RuntimeError as error:  # what h5py makes of a disk that fills up while it closes a file
+            raise OSError(f"{path}: cannot be written ({error})") from None
         return ShardFile(path=path.name, bytes=temporary.stat().st_size, xxh3=checksum(temporary))
 
 
