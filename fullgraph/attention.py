@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fullgraph.kernels import SparseMatrix, sddmm, segment_max, segment_sum, spmm, spmm_transposed
 
@@ -44,6 +45,7 @@ class _Attention(torch.autograd.Function):
         return out.view(edges.shape[0], heads * width)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z_heads, alpha, negative, *rest = ctx.saved_tensors
         keep = rest[0] if rest else None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 _GOLDEN = -7046029254386353131  # 2^64 / phi
 _MIX1 = -4658895280553007687  # splitmix64
@@ -99,6 +100,7 @@ class _Dropout(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         (keep,) = ctx.saved_tensors
         return torch.ops.aten.native_dropout_backward(grad, keep, ctx.scale), None, None, None

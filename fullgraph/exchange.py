@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fullgraph.kernels import spmm, spmm_add_
 from fullgraph.plan import Route
@@ -39,6 +40,7 @@ class _HaloRows(torch.autograd.Function):
         return torch.cat([x, send_rows(x, route, world).wait()])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         pending = send_rows_back(grad[ctx.n :], ctx.route, ctx.world)
         grad_x = grad[: ctx.n].clone()

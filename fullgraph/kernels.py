@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 _MODE_SUM = 0
 _embedding_bag = torch.ops.aten._embedding_bag_forward_only
@@ -180,6 +181,7 @@ class _SparseLinear(torch.autograd.Function):
         return spmm(a, w, values)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         return None, None, spmm_transposed(ctx.a, grad, ctx.values)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fullgraph.exchange import add_returned_, send_rows, send_rows_back
 from fullgraph.kernels import spmm, spmm_add_, spmm_transposed
@@ -30,6 +31,7 @@ class _Propagate(torch.autograd.Function):
         return y if out_scale is None else y.mul_(out_scale)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         plan: LinearPlan = ctx.plan
         grad = grad.contiguous() if ctx.out_scale is None else grad * ctx.out_scale
@@ -53,6 +55,7 @@ class _SumOverRanks(torch.autograd.Function):
         return world.sum_(x.clone())
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.world.sum_(grad.contiguous().clone()), None
 

@@ -198,6 +198,7 @@ def make_part(
             if getattr(shard, name).shape[0]
         }
         y = None if shard.y is None else _labels(shard, dtype).to(world.device)
+        _check_labelled(shard, split)
         n = shard.owned_global.shape[0]
 
         def column(values: NDArray[Any]) -> Tensor:
@@ -223,6 +224,20 @@ def _features(shard: Shard, dtype: torch.dtype, feature_norm: str, device: torch
         total = torch.zeros(x.shape[0], dtype=dtype, device=device).index_add_(0, matrix.rows.long(), values)
         values = values / torch.where(total != 0, total, 1.0)[matrix.rows.long()]
     return SparseRows(matrix, values)
+
+
+def _check_labelled(shard: Shard, split: int) -> None:
+    if shard.y is None:
+        return
+    y = shard.y.reshape(shard.y.shape[0], -1)
+    missing = (np.isnan(y) if np.issubdtype(y.dtype, np.floating) else y < 0).any(axis=1)
+    for name in ("train", "val", "test"):
+        masks = getattr(shard, name)
+        if masks.shape[0] and (bad := np.flatnonzero(missing & masks[split])).size:
+            raise ValueError(
+                f"part {shard.part}: {bad.size} nodes of the {name} mask of split {split} have no label, first "
+                f"node {int(shard.owned_global[bad[0]])}; build again from a graph whose masks cover labelled nodes"
+            )
 
 
 def _labels(shard: Shard, dtype: torch.dtype) -> Tensor:
