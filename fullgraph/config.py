@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Task = Literal["single-label", "multi-label", "regression"]
+PlanKind = Literal["cover", "halo"]
+Layer0 = Literal["once", "keep", "exchange"]
 Metric = Literal["accuracy", "micro_f1", "roc_auc", "mae"]
 
 
@@ -65,6 +67,14 @@ class TrainConfig:
     """Seed of the initial weights and of dropout; the result does not depend on the number of ranks."""
     dtype: Literal["float32", "float64"] = "float32"
     """Floating-point type of features, weights and messages."""
+    plan: PlanKind = "cover"
+    """Message rows of linear layers: the fewest (a minimum cover of the cut edges), or one a halo node."""
+    prune: bool = True
+    """In training, compute and send in each layer only what the training nodes need."""
+    layer0: Literal["auto", "once", "keep", "exchange"] = "auto"
+    """The features' rows: aggregated once, halo features kept, exchanged each step, or what should cost least."""
+    exchange_bytes: int = 1 << 30
+    """Most bytes of message rows a rank sends or receives at a time."""
     threads: int | None = None
     """Compute threads a rank; by default the host's cores divided by its ranks."""
     timeout: float = 300.0
@@ -82,6 +92,7 @@ class TrainConfig:
             must(not names or optional or getattr(self, flag) in names, flag, f"one of {', '.join(names)}")
         for flag in ("layers", "hidden", "heads", "out_heads", "eval_every"):
             must(getattr(self, flag) >= 1, flag, "at least 1")
+        must(self.exchange_bytes >= 1, "exchange_bytes", "at least 1")
         must(self.epochs >= 0, "epochs", "at least 0")
         for flag in ("dropout", "input_dropout"):
             must(0.0 <= getattr(self, flag) < 1.0, flag, "a probability in [0, 1)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from sklearn.metrics import roc_auc_score
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullgraph.config import Metric, Task
+from fullgraph.shards import Shard
 from fullgraph.view import GraphPart, Pass
 
 Scores = dict[str, dict[str, float]]
@@ -52,15 +54,16 @@ class Target:
 
 
 def choose_target(
-    part: GraphPart, labels: Task | None, num_classes: int, task: Task | None, metric: Metric | None, balanced: bool
+    shard: Shard, task: Task | None = None, metric: Metric | None = None, balanced: bool = False
 ) -> Target:
     """The target that the labels and the options ask for; ``balanced`` says that class weights will be asked for.
 
-    ``labels`` is the kind of labels in the shard. Raises ``ValueError`` where an option does not fit them.
+    Raises ``ValueError`` where an option does not fit the labels.
     """
-    if part.y is None or labels is None:
+    labels, num_classes = cast(Task | None, shard.task), shard.num_classes
+    if labels is None:
         raise ValueError("the graph has no labels; training needs some")
-    if not part.masks:
+    if not shard.train.shape[0]:
         raise ValueError("the shards hold no split; build them with --random-split, or from a graph that has one")
     task = task or labels
     if task != labels and not (task == "regression" and labels == "single-label"):
@@ -94,12 +97,11 @@ def fit_labels(part: GraphPart, target: Target) -> Tensor:
     return part.y
 
 
-def predict(model: nn.Module, part: GraphPart, num_layers: int) -> Tensor:
+def predict(model: nn.Module, part: GraphPart) -> Tensor:
     """Exact outputs [n, C] of the owned nodes, without dropout (a collective)."""
     model.eval()
     with torch.no_grad():
-        out: Tensor = model(part.x, part.views(num_layers, Pass(training=False)))
-    return out
+        return part.run(model, Pass(training=False))
 
 
 def score(part: GraphPart, target: Target, y: Tensor, logits: Tensor) -> Scores:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -101,10 +101,10 @@ class GATConv(nn.Module):
         nn.init.xavier_uniform_(self.att_target)
 
     def forward(self, x: Input, view: LayerView) -> Tensor:
-        z = view.with_halo(linear(x, self.weight))
+        z = view.with_halo(x, self.weight)
         by_head = z.view(z.shape[0], self.heads, self.d_out)
         source = (by_head * self.att_source).sum(-1)
-        target = (view.own(by_head) * self.att_target).sum(-1)
+        target = (by_head[: view.n_out] * self.att_target).sum(-1)
         edges, edge_ids = view.plan.halo.one_loop
         keep = view.edge_keep(edge_ids, self.heads, self.dropout)
         y = attention(
@@ -162,13 +162,14 @@ class BatchNorm(nn.Module):
 class GNN(nn.Module):
     """A stack of graph layers: dropout, convolution, and on hidden layers norm, activation and residual.
 
-    ``num_layers`` declares the depth. ``forward(x, views)`` takes features [n_in, F] and one view a layer and
+    ``num_layers`` declares the depth, and ``whole_layers`` how many layers must give all nodes. ``forward(x, views)`` takes features [n_in, F] and one view a layer and
     gives [n_out, C].
     """
 
     def __init__(self, config: TrainConfig, d_in: int, d_out: int) -> None:
         super().__init__()
         self.num_layers = config.layers
+        self.whole_layers = config.layers - 1 if config.norm == "batch" else 0
         self.dropout, self.input_dropout = config.dropout, config.input_dropout
         self.residual = config.residual
         widths = [d_in] + [config.hidden] * (config.layers - 1) + [d_out]
@@ -204,9 +205,14 @@ def _conv(config: TrainConfig, d_in: int, d_out: int, *, last: bool) -> nn.Modul
     return kinds[config.model](d_in, d_out)
 
 
-def build_model(config: TrainConfig, d_in: int, d_out: int) -> GNN:
-    """The model with initial weights by ``config.seed`` alone: the same on every rank. Weights are ``config.dtype``."""
+ModelFactory = Callable[[int, int], nn.Module]
+"""(features, outputs) -> a model ``forward(x, views)`` of the user's own; one with an int ``num_layers`` is pruned."""
+
+
+def build_model(config: TrainConfig, d_in: int, d_out: int, factory: ModelFactory | None = None) -> nn.Module:
+    """``config``'s model, or the user's, with initial weights by ``config.seed`` alone, so that every rank has the
+    same; in ``config.dtype``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = GNN(config, d_in, d_out)
+        model = GNN(config, d_in, d_out) if factory is None else factory(d_in, d_out)
     return model.to(getattr(torch, config.dtype))

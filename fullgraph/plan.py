@@ -1,8 +1,9 @@
 """Who sends which rows to whom: plans made from a shard at start, agreed with every other rank, never changed.
 
-The cut block of every ordered pair of ranks is factored ``A_qp = R_qp S_qp``. The receiver q decides and tells the
-sender p its S as entries (message row, index of the source in p's owned list, global id of the source, value); p
-checks every index against its own ids. In a *selecting* S each message row is one raw row: halo exchange.
+The cut block of every ordered pair of ranks is factored ``A_qp = R_qp S_qp`` (``fullgraph.cut``). The receiver q
+decides and tells the sender p its S as entries (message row, index of the source in p's shard, global id of the
+source, value); p checks every index against its own ids. A *halo* plan's S selects raw rows; a *cover* plan's S has
+the fewest rows, some of them partial sums.
 """
 
 from __future__ import annotations
@@ -16,9 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fullgraph.config import PlanKind
+from fullgraph.cut import Factors, cover_factors, selecting_factors
 from fullgraph.kernels import SparseMatrix, from_coo, sparse_matrix
-from fullgraph.shards import Shard
+from fullgraph.reach import Counts, LocalGraph
 from fullgraph.world import World
+
+WHOLE = -1
+"""In the place of a layer's number: the plan over all nodes, which evaluation uses."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,27 +35,22 @@ class Route:
     """S [rows sent, n_in], rows in order of destination rank."""
     select: Tensor | None
     """[rows sent] int64, where S merely selects rows; None where it sums some."""
-    send_counts: tuple[int, ...]
-    recv_counts: tuple[int, ...]
-
-    @property
-    def rows_sent(self) -> int:
-        return sum(self.send_counts)
-
-    @property
-    def rows_received(self) -> int:
-        return sum(self.recv_counts)
+    counts: Counts
+    most_rows: int
+    """Most rows that any rank sends or receives."""
+    layer: int
+    """Layer of the model it belongs to, for the ledger, or WHOLE."""
 
 
 @dataclass(frozen=True, eq=False)
 class LinearPlan:
-    """One linear propagate, ``Y = A_local X + R all_to_all(S X)``."""
+    """One linear propagate, ``Y = A_local X + R all_to_all(S X)``; without a route, ``Y = A_local X``."""
 
     local: SparseMatrix
     """[n_out, n_in] edges between owned nodes."""
-    receive: SparseMatrix
+    receive: SparseMatrix | None = None
     """R [n_out, rows received]."""
-    route: Route
+    route: Route | None = None
 
     @functools.cached_property
     def no_loop(self) -> Tensor:
@@ -87,6 +88,8 @@ class HaloPlan:
     num_edges_global: int
     owned_global: Tensor
     """int64 [n_in] global ids of the owned nodes."""
+    halo: NDArray[np.int64]
+    """[h] index in the shard's halo list of each halo row."""
 
     @functools.cached_property
     def one_loop(self) -> tuple[SparseMatrix, Tensor]:
@@ -103,105 +106,160 @@ class HaloPlan:
         indptr = torch.zeros_like(m.indptr)
         torch.cumsum(torch.bincount(rows, minlength=m.shape[0]), 0, out=indptr[1:])
         values = None if m.values is None else torch.cat([m.values[keep], m.values.new_ones(nodes.shape[0])])[order]
-        ids = torch.cat([self.edge_global[keep], self.num_edges_global + self.owned_global])[order]
+        ids = torch.cat([self.edge_global[keep], self.num_edges_global + self.owned_global[: m.shape[0]]])[order]
         return SparseMatrix(m.shape, indptr, cols[order], values), ids
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How one layer of this rank moves rows: ``n_in`` owned rows in, the first ``n_out`` of them out."""
+    """How one layer of this rank moves rows: ``n_in`` owned rows in, the first ``n_out`` of them out.
 
+    ``linear`` and ``halo`` are made and agreed with the other ranks when first asked for, which every rank does at
+    the same place.
+    """
+
+    graph: LocalGraph
+    world: World
     n_in: int
     n_out: int
-    linear: LinearPlan
-    halo: HaloPlan
+    kind: PlanKind
+    dtype: torch.dtype
+    layer: int
+
+    @functools.cached_property
+    def linear(self) -> LinearPlan:
+        graph, n = self.graph, self.graph.n
+        _, rows, cols, weight = self._edges()
+        inside = cols < n
+        local = self._csr((self.n_out, self.n_in), rows[inside], cols[inside], weight, inside)
+        row, halo = rows[~inside], cols[~inside] - n
+        make = cover_factors if self.kind == "cover" else selecting_factors
+        factors = make(row, halo, graph.halo_owner, self.world.size)
+        outside = None if weight is None else weight[~inside]
+        receive = from_coo(
+            (self.n_out, factors.rows),
+            factors.receive_row,
+            factors.receive_message,
+            _values(outside, factors.receive_edge),
+        )
+        route = agree_route(self, factors, _values(outside, factors.send_edge))
+        return LinearPlan(self._put(local), self._put(receive), route)
+
+    @functools.cached_property
+    def halo(self) -> HaloPlan:
+        graph, n = self.graph, self.graph.n
+        indptr, rows, cols, weight = self._edges()
+        outside = cols >= n
+        factors = selecting_factors(rows[outside], cols[outside] - n, graph.halo_owner, self.world.size)
+        cols = cols.copy()
+        cols[outside] = self.n_in + factors.receive_message
+        edges = sparse_matrix((self.n_out, self.n_in + factors.rows), indptr, cols, weight)
+        route = agree_route(self, factors, None)
+        device = self.world.device
+        return HaloPlan(
+            self._put(edges),
+            torch.from_numpy(graph.edge_global[: cols.shape[0]]).to(device),
+            route,
+            graph.num_edges_global,
+            self.owned_global,
+            factors.send_halo,
+        )
+
+    @functools.cached_property
+    def kept_linear(self) -> LinearPlan:
+        """A propagate over ``[owned | halo]`` rows that are all here."""
+        return LinearPlan(self.halo.edges)
+
+    @functools.cached_property
+    def owned_global(self) -> Tensor:
+        """int64 [n_in] global ids of the rows."""
+        return torch.from_numpy(self.graph.owned_global[: self.n_in]).to(self.world.device)
+
+    def _edges(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[Any] | None]:
+        """In-edges of the first n_out rows: (indptr, rows, sources, weights)."""
+        graph = self.graph
+        indptr = graph.indptr[: self.n_out + 1]
+        rows = np.repeat(np.arange(self.n_out), np.diff(indptr))
+        weight = None if graph.edge_weight is None else graph.edge_weight[: rows.shape[0]]
+        return indptr, rows, graph.indices[: rows.shape[0]], weight
+
+    def _csr(
+        self,
+        shape: tuple[int, int],
+        rows: NDArray[np.int64],
+        cols: NDArray[np.int64],
+        weight: NDArray[Any] | None,
+        kept: NDArray[np.bool_],
+    ) -> SparseMatrix:
+        indptr = np.zeros(shape[0] + 1, dtype=np.int64)
+        np.cumsum(np.bincount(rows, minlength=shape[0]), out=indptr[1:])
+        return sparse_matrix(shape, indptr, cols, None if weight is None else weight[kept])
+
+    def _put(self, matrix: SparseMatrix) -> SparseMatrix:
+        return matrix.to(self.world.device, self.dtype)
 
 
-def make_plan(shard: Shard, world: World, dtype: torch.dtype) -> Plan:
-    """The unpruned halo-exchange plan of this rank's shard, on the world's device, agreed with every other rank.
-
-    Raises ``RankError`` on all ranks where two shards do not fit, naming both sides.
-    """
-    n, h = shard.owned_global.shape[0], shard.halo_global.shape[0]
-    halo_counts = np.bincount(shard.halo_owner, minlength=world.size)
-    entries = np.stack([np.arange(h), shard.halo_index, shard.halo_global], axis=1).astype(np.int64)
-    # Number the message rows from 0 for each sender.
-    entries[:, 0] -= np.repeat(np.cumsum(halo_counts) - halo_counts, halo_counts)
-    route = agree_route(shard, world, entries, None, halo_counts, halo_counts, dtype)
-
-    weight = None if shard.edge_weight is None else torch.from_numpy(shard.edge_weight).to(dtype).numpy()
-    edges = sparse_matrix((n, n + h), shard.indptr, shard.indices, weight)
-    rows = np.repeat(np.arange(n), np.diff(shard.indptr))
-    inside = shard.indices < n
-    local = _block((n, n), rows, shard.indices, weight, inside, 0)
-    receive = _block((n, h), rows, shard.indices, weight, ~inside, n)
-    put = functools.partial(SparseMatrix.to, device=world.device, dtype=dtype)
-    halo = HaloPlan(
-        put(edges),
-        torch.from_numpy(shard.edge_global).to(world.device),
-        route,
-        shard.num_edges_global,
-        torch.from_numpy(shard.owned_global).to(world.device),
-    )
-    return Plan(n, n, LinearPlan(put(local), put(receive), route), halo)
+def _values(weight: NDArray[Any] | None, edge: NDArray[np.int64]) -> NDArray[Any] | None:
+    """The values that ``Factors`` names; None in a graph without weights, where all are 1."""
+    if weight is None:
+        return None
+    out = np.ones(edge.shape[0], weight.dtype)
+    out[edge >= 0] = weight[edge[edge >= 0]]
+    return out
 
 
-def _block(
-    shape: tuple[int, int],
-    rows: NDArray[np.int64],
-    cols: NDArray[np.integer[Any]],
-    weight: NDArray[np.floating[Any]] | None,
-    keep: NDArray[np.bool_],
-    first: int,
-) -> SparseMatrix:
-    """The kept entries (in CSR order) as a matrix whose column 0 is column ``first``."""
-    indptr = np.zeros(shape[0] + 1, dtype=np.int64)
-    np.cumsum(np.bincount(rows[keep], minlength=shape[0]), out=indptr[1:])
-    return sparse_matrix(shape, indptr, cols[keep] - first, None if weight is None else weight[keep])
-
-
-def agree_route(
-    shard: Shard,
-    world: World,
-    entries: NDArray[np.int64],
-    values: NDArray[np.floating[Any]] | None,
-    entry_counts: NDArray[np.integer[Any]],
-    row_counts: NDArray[np.integer[Any]],
-    dtype: torch.dtype,
-) -> Route:
+def agree_route(plan: Plan, factors: Factors, values: NDArray[Any] | None) -> Route:
     """Tell every sender the S that this rank wants of it, and take the S that others want of this rank.
 
-    ``entries`` is [k, 3]: message row (numbered from 0 for each sender), index of the source in the sender's owned
-    list, and the source's global id, ordered by sender; ``entry_counts`` and ``row_counts`` [P] count entries and
-    message rows of each sender; ``values`` [k] are None where all are 1.
+    ``values`` [k] are those of S's entries, None where all are 1. Raises ``RankError`` on all ranks where two shards
+    do not fit, naming both sides.
     """
-    counts = np.stack([entry_counts, row_counts]).astype(np.int64)
+    graph, world = plan.graph, plan.world
+    entry_counts = np.bincount(graph.halo_owner[factors.send_halo], minlength=world.size)
+    counts = np.stack([entry_counts, factors.row_counts])
     matrix = world.gather_vector(counts.ravel().tolist()).to(torch.int64).reshape(world.size, 2, world.size).numpy()
     asked_entries, asked_rows = matrix[:, 0, world.rank], matrix[:, 1, world.rank]
     take = functools.partial(world.exchange, send_counts=entry_counts.tolist(), recv_counts=asked_entries.tolist())
-    asked = take(torch.from_numpy(np.ascontiguousarray(entries))).wait().numpy()
+    first = np.cumsum(factors.row_counts) - factors.row_counts
+    owner = graph.halo_owner[factors.send_halo]
+    entries = np.stack(
+        [
+            factors.send_message - first[owner],
+            graph.halo_index[factors.send_halo],
+            graph.halo_global[factors.send_halo],
+        ],
+        axis=1,
+    )
+    asked = take(torch.from_numpy(entries)).wait().numpy()
     asked_values = None
     if values is not None:
-        asked_values = take(torch.from_numpy(values).to(torch.float64)[:, None]).wait()[:, 0].to(dtype).numpy()
+        asked_values = take(torch.from_numpy(values).to(torch.float64)[:, None]).wait()[:, 0].numpy()
 
     with world.stage("plan"):
         receiver = np.repeat(np.arange(world.size), asked_entries)
         row, source, global_id = asked.T
-        _check_asked(shard, world.rank, receiver, row, source, global_id, asked_rows)
+        _check_asked(graph, world.rank, receiver, row, source, global_id, asked_rows)
+        source = graph.position[source]
+        assert source.size == 0 or int(source.max()) < plan.n_in, "a pruned node was asked for"
         row = row + (np.cumsum(asked_rows) - asked_rows)[receiver]
-        send = from_coo((int(asked_rows.sum()), shard.owned_global.shape[0]), row, source, asked_values)
-        selecting = asked_values is None and send.nnz == send.shape[0] and bool((np.bincount(row) == 1).all())
-    send = send.to(world.device, dtype)
+        send = from_coo((int(asked_rows.sum()), plan.n_in), row, source, asked_values)
+        ones = asked_values is None or bool((asked_values == 1.0).all())
+        selecting = ones and send.nnz == send.shape[0] and bool((np.bincount(row) == 1).all())
+        if selecting:
+            send = SparseMatrix(send.shape, send.indptr, send.indices)
+    send = send.to(world.device, plan.dtype)
+    rows = matrix[:, 1]
     return Route(
         send,
         send.indices.to(torch.int64) if selecting else None,
-        tuple(int(c) for c in asked_rows),
-        tuple(int(c) for c in row_counts),
+        Counts(tuple(int(c) for c in asked_rows), tuple(int(c) for c in factors.row_counts)),
+        int(max(rows.sum(0).max(), rows.sum(1).max())),
+        plan.layer,
     )
 
 
 def _check_asked(
-    shard: Shard,
+    graph: LocalGraph,
     rank: int,
     receiver: NDArray[np.int64],
     row: NDArray[np.int64],
@@ -209,15 +267,17 @@ def _check_asked(
     global_id: NDArray[np.int64],
     asked_rows: NDArray[np.int64],
 ) -> None:
-    n = shard.owned_global.shape[0]
+    n = graph.n
     if (receiver == rank).any():
         raise ValueError(f"part {rank} lists itself as the owner of one of its halo nodes; build the shards again")
+    owned = np.empty(n, np.int64)
+    owned[graph.order] = graph.owned_global  # as the shard has them
     bad = (source < 0) | (source >= n)
-    bad[~bad] = shard.owned_global[source[~bad]] != global_id[~bad]
+    bad[~bad] = owned[source[~bad]] != global_id[~bad]
     if bad.any():
         i = int(np.flatnonzero(bad)[0])
         at = int(source[i])
-        found = f"node {int(shard.owned_global[at])}" if 0 <= at < n else f"only {n} nodes"
+        found = f"node {int(owned[at])}" if 0 <= at < n else f"only {n} nodes"
         raise ValueError(
             f"part {int(receiver[i])} expects node {int(global_id[i])} at index {at} of part {rank}, which has {found} "
             f"there; the shards do not fit together: build them again"

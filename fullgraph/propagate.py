@@ -25,9 +25,13 @@ class _Propagate(torch.autograd.Function):
         ctx.in_scale, ctx.out_scale, ctx.plan, ctx.world = in_scale, out_scale, plan, world
         if in_scale is not None:
             x = x * in_scale
-        pending = send_rows(x, plan.route, world)
-        y = spmm(plan.local, x)
-        spmm_add_(y, plan.receive, pending.wait())
+        if plan.route is None or plan.receive is None:
+            y = spmm(plan.local, x)
+        else:
+            transfer = send_rows(x, plan.route, world)
+            y = spmm(plan.local, x)
+            for columns, received in transfer:
+                spmm_add_(y[:, columns], plan.receive, received)
         return y if out_scale is None else y.mul_(out_scale)
 
     @staticmethod
@@ -35,9 +39,12 @@ class _Propagate(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         plan: LinearPlan = ctx.plan
         grad = grad.contiguous() if ctx.out_scale is None else grad * ctx.out_scale
-        pending = send_rows_back(spmm_transposed(plan.receive, grad), plan.route, ctx.world)
-        grad_x = spmm_transposed(plan.local, grad)
-        add_returned_(grad_x, pending.wait(), plan.route)
+        if plan.route is None or plan.receive is None:
+            grad_x = spmm_transposed(plan.local, grad)
+        else:
+            transfer = send_rows_back(spmm_transposed(plan.receive, grad), plan.route, ctx.world)
+            grad_x = spmm_transposed(plan.local, grad)
+            add_returned_(grad_x, transfer, plan.route)
         return grad_x if ctx.in_scale is None else grad_x.mul_(ctx.in_scale), None, None, None, None
 
 

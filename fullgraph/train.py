@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -28,7 +28,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from fullgraph.config import TrainConfig
+from fullgraph.config import Layer0, TrainConfig
 from fullgraph.evaluate import (
     LOWER_IS_BETTER,
     Scores,
@@ -39,14 +39,11 @@ from fullgraph.evaluate import (
     predict,
     score,
 )
-from fullgraph.models import build_model
+from fullgraph.models import ModelFactory, build_model
 from fullgraph.runlog import RunLog, create_run_folder, show, write_json, write_state
 from fullgraph.shards import Manifest, Shard, read_manifest, read_shard
 from fullgraph.view import GraphPart, Pass, make_part
 from fullgraph.world import RankError, World
-
-ModelFactory = Callable[[int, int], nn.Module]
-"""(number of features, number of outputs) -> a model ``forward(x, views)`` with an int ``num_layers``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +82,6 @@ class Trainer:
     def __init__(self, config: TrainConfig, part: GraphPart, target: Target, model: nn.Module) -> None:
         self.config, self.part, self.target, self.model = config, part, target, model
         self.world = part.world
-        self.num_layers = int(model.num_layers)  # type: ignore[arg-type]
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = _optimizer(config, self.parameters)
         self.scheduler = _scheduler(config, self.optimizer, target)
@@ -102,7 +98,7 @@ class Trainer:
         returns this rank's share of the loss."""
         self.model.train()
         this_pass = Pass(training=True, seed=self.config.seed, step=step)
-        logits = self.model(self.part.x, self.part.views(self.num_layers, this_pass))
+        logits = self.part.run(self.model, this_pass)
         loss = self.target.per_node(logits[self.train_rows], self.y_train) / self.total_weight
         for p in self.parameters:
             p.grad = None
@@ -146,7 +142,7 @@ class Trainer:
         return record, bool(stats[:, 2].any())
 
     def evaluate(self) -> Scores:
-        return score(self.part, self.target, self.y, predict(self.model, self.part, self.num_layers))
+        return score(self.part, self.target, self.y, predict(self.model, self.part))
 
 
 def train(
@@ -170,18 +166,25 @@ def train(
         num_splits = shard.train.shape[0]
         if num_splits and config.split >= num_splits:
             raise ValueError(f"--split {config.split}, but {folder} holds {num_splits} splits: 0 to {num_splits - 1}")
-    part = make_part(
-        shard, world, split=config.split, dtype=getattr(torch, config.dtype), feature_norm=config.feature_norm
-    )
     with world.stage("options"):
-        balanced = config.class_weights == "balanced"
-        target = choose_target(part, shard.task, shard.num_classes, config.task, config.metric, balanced)  # type: ignore[arg-type]
-    if balanced:
+        target = choose_target(shard, config.task, config.metric, config.class_weights == "balanced")
+        if shard.x is None:
+            raise ValueError(f"graph {shard.graph} has no node features; training needs some")
+        net = build_model(config, shard.x.shape[1], target.outputs, model).to(world.device)
+    part = make_part(
+        shard,
+        world,
+        split=config.split,
+        dtype=getattr(torch, config.dtype),
+        feature_norm=config.feature_norm,
+        kind=config.plan,
+        num_layers=getattr(net, "num_layers", None),
+        whole_layers=getattr(net, "whole_layers", 0),
+        prune=config.prune,
+        layer0=_choose_layer0(config, net),
+    )
+    if config.class_weights == "balanced":
         target = balance_classes(target, part)
-    with world.stage("model"):
-        width, outputs = part.x.shape[1], target.outputs
-        net = build_model(config, width, outputs) if model is None else _users_model(model, config, width, outputs)
-        net = net.to(world.device)
     del shard
     _check_same_weights(net, world)
     trainer = Trainer(config, part, target, net)
@@ -311,15 +314,10 @@ def _advance(scheduler: Any, scores: Scores | None, metric: str) -> None:
         scheduler.step(scores["val"][metric])
 
 
-def _users_model(factory: ModelFactory, config: TrainConfig, width: int, outputs: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        net = factory(width, outputs).to(getattr(torch, config.dtype))
-    if not isinstance(getattr(net, "num_layers", None), int):
-        raise ValueError(
-            f"{type(net).__name__} has no int attribute num_layers; it tells how many layer views the model takes"
-        )
-    return net
+def _choose_layer0(config: TrainConfig, model: nn.Module) -> Layer0:
+    if config.layer0 != "auto":
+        return config.layer0
+    return "exchange"
 
 
 def _check_same_weights(model: nn.Module, world: World) -> None:

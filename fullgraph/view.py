@@ -8,21 +8,26 @@ other layer, ``dropout`` draws the same mask on any number of ranks.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from fullgraph.config import Layer0, PlanKind
+from fullgraph.cut import selecting_factors
 from fullgraph.dropout import MaskKey, dropout, keep_entries, keep_mask, threshold
 from fullgraph.exchange import halo_rows
 from fullgraph.kernels import SparseMatrix, SparseRows, linear, sparse_matrix
-from fullgraph.plan import Plan, make_plan
+from fullgraph.plan import WHOLE, Plan, agree_route
 from fullgraph.propagate import propagate, sum_over_ranks
+from fullgraph.reach import distances, local_graph, needed
 from fullgraph.shards import Shard
 from fullgraph.world import World
 
@@ -38,6 +43,10 @@ class Pass:
     seed: int = 0
     step: int = 0
     site: int = 0
+    input: Tensor | SparseRows | None = None
+    """The features that the model was given."""
+    dropped_input: tuple[Tensor, float, MaskKey] | None = None
+    """The features after dropout, and how they were drawn."""
 
     def next_key(self) -> MaskKey:
         key = MaskKey(self.seed, self.step, self.site)
@@ -47,11 +56,14 @@ class Pass:
 
 @dataclass(frozen=True, eq=False)
 class Degrees:
-    """Whole-graph degrees of the owned nodes, each [n, 1]."""
+    """Whole-graph degrees of some nodes, each [n, 1]."""
 
     in_weight: Tensor
     """Sum of in-edge weights (the number of in-edges where the graph has no weights)."""
     loop_count: Tensor
+
+    def take(self, rows: Tensor) -> Degrees:
+        return Degrees(self.in_weight[rows], self.loop_count[rows])
 
     @functools.cached_property
     def mean_scale(self) -> Tensor:
@@ -66,14 +78,107 @@ class Degrees:
 
 
 @dataclass(frozen=True, eq=False)
+class Input:
+    """The features as layer 0 sees them. They never change, so their neighbours' rows need not cross every step.
+
+    ``once``: their aggregate is formed at start; ``keep``: the halo nodes' features are fetched at start;
+    ``exchange``: as in every other layer. ``once`` serves undropped features only, and both serve dense ones only;
+    otherwise rows are exchanged.
+    """
+
+    x: Tensor | SparseRows
+    """[n, F]"""
+    mode: Layer0
+    whole: Plan
+    degrees: Degrees
+    halo_degrees: Degrees
+    """Of the shard's whole halo list."""
+    halo_global: Tensor
+    """int64 global ids of the same."""
+    _aggregates: dict[Norm, Tensor] = field(default_factory=dict)
+    _kept: dict[int, KeptRows] = field(default_factory=dict)
+
+    def aggregate(self, norm: Norm) -> Tensor:
+        """``norm(A) x`` [n, F] (a collective the first time)."""
+        assert isinstance(self.x, Tensor)
+        if norm not in self._aggregates:
+            with torch.no_grad():
+                self._aggregates[norm] = _aggregate(self.x, norm, self.whole, self.degrees)
+        return self._aggregates[norm]
+
+    def has(self, plan: Plan) -> bool:
+        return id(plan) in self._kept
+
+    def kept(self, plan: Plan) -> KeptRows:
+        """The features with those of the plan's halo rows (a collective the first time)."""
+        assert isinstance(self.x, Tensor)
+        if id(plan) not in self._kept:
+            with torch.no_grad():
+                rows = halo_rows(self.x[: plan.n_in], plan.halo.route, world=plan.world)
+            halo = torch.from_numpy(plan.halo.halo).to(self.x.device)
+            owned = torch.arange(plan.n_in, device=halo.device)
+            degrees = Degrees(
+                torch.cat([self.degrees.in_weight[owned], self.halo_degrees.in_weight[halo]]),
+                torch.cat([self.degrees.loop_count[owned], self.halo_degrees.loop_count[halo]]),
+            )
+            self._kept[id(plan)] = KeptRows(rows, plan.n_in, self.halo_global[halo], degrees)
+        return self._kept[id(plan)]
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRows:
+    """``[owned | halo]`` features of a plan, fetched once."""
+
+    rows: Tensor
+    """[n_in + h, F]"""
+    n_in: int
+    halo_global: Tensor
+    """int64 [h]"""
+    degrees: Degrees
+    """[n_in + h]"""
+
+    def drawn(self, dropped: tuple[Tensor, float, MaskKey] | None) -> Tensor:
+        """The rows under the pass's dropout: the mask of a halo row hangs on its global id alone."""
+        if dropped is None:
+            return self.rows
+        owned, p, key = dropped
+        return torch.cat([owned, dropout(self.rows[self.n_in :], self.halo_global, p, key)])
+
+
+def _aggregate(x: Tensor, norm: Norm, plan: Plan, degrees: Degrees) -> Tensor:
+    """``norm(A) x`` [n_out, D] over all ranks for x [n_in, D]."""
+    linear_plan, in_scale, out_scale = plan.linear, None, None
+    if norm == "mean":
+        out_scale = degrees.mean_scale[: plan.n_out]
+    elif norm == "gcn":
+        linear_plan = linear_plan.with_loops
+        in_scale, out_scale = degrees.gcn_scale[: plan.n_in], degrees.gcn_scale[: plan.n_out]
+    return propagate(x, linear_plan, world=plan.world, in_scale=in_scale, out_scale=out_scale)
+
+
+def _aggregate_kept(x: Tensor, norm: Norm, plan: Plan, degrees: Degrees) -> Tensor:
+    """The same for ``[owned | halo]`` rows x [n_in + h, D] that are all here, with their degrees."""
+    linear_plan, in_scale, out_scale = plan.kept_linear, None, None
+    if norm == "mean":
+        out_scale = degrees.mean_scale[: plan.n_out]
+    elif norm == "gcn":
+        linear_plan = linear_plan.with_loops
+        in_scale, out_scale = degrees.gcn_scale, degrees.gcn_scale[: plan.n_out]
+    return propagate(x, linear_plan, world=plan.world, in_scale=in_scale, out_scale=out_scale)
+
+
+@dataclass(frozen=True, eq=False)
 class LayerView:
     """The partitioned graph as one layer of a model sees it: ``n_in`` rows in, ``n_out <= n_in`` rows out."""
 
     plan: Plan
-    world: World
     degrees: Degrees
     num_nodes_global: int
     this_pass: Pass
+    complete: bool
+    """Whether ``n_out`` are all nodes, on every rank."""
+    input: Input | None = None
+    """For layer 0: the features."""
 
     @property
     def n_in(self) -> int:
@@ -86,7 +191,7 @@ class LayerView:
     @property
     def ids(self) -> Tensor:
         """int64 [n_in] global ids of the rows."""
-        return self.plan.halo.owned_global
+        return self.plan.owned_global
 
     @property
     def training(self) -> bool:
@@ -108,21 +213,45 @@ class LayerView:
         if isinstance(x, SparseRows):
             if weight is None:
                 raise ValueError("sparse rows can be propagated only together with a weight")
-            x, weight = linear(x, weight), None
-        elif weight is not None and weight.shape[0] <= weight.shape[1]:
-            x, weight = linear(x, weight), None
-        plan, in_scale, out_scale = self.plan.linear, None, None
-        if norm == "mean":
-            out_scale = self.degrees.mean_scale[: self.n_out]
-        elif norm == "gcn":
-            plan = plan.with_loops
-            in_scale, out_scale = self.degrees.gcn_scale[: self.n_in], self.degrees.gcn_scale[: self.n_out]
-        y = propagate(x, plan, world=self.world, in_scale=in_scale, out_scale=out_scale)
-        return y if weight is None else linear(y, weight)
+            return _aggregate(linear(x, weight), norm, self.plan, self.degrees)
+        if self.input is not None:
+            dropped = self._drawn_from_input(x)
+            if self.input.mode == "once" and dropped == ():
+                y = self.input.aggregate(norm)[: self.n_out]
+                return y if weight is None else linear(y, weight)
+            if self._keeps and dropped is not None:
+                kept = self.input.kept(self.plan)
+                rows = kept.drawn(dropped or None)
+                return _narrow_side(rows, weight, lambda rows: _aggregate_kept(rows, norm, self.plan, kept.degrees))
+        return _narrow_side(x, weight, lambda rows: _aggregate(rows, norm, self.plan, self.degrees))
 
-    def with_halo(self, x: Tensor) -> Tensor:
-        """``[owned | halo]`` rows [n_in + h, D] of x [n_in, D], differentiable; columns of ``edges`` index them."""
-        return halo_rows(x, self.plan.halo.route, world=self.world)
+    def with_halo(self, x: Tensor | SparseRows, weight: Tensor | None = None) -> Tensor:
+        """``[owned | halo]`` rows [n_in + h, D] of x [n_in, D], or of ``x weight^T``; differentiable. Columns of
+        ``edges`` index them."""
+        if self.input is not None and isinstance(x, Tensor) and self._keeps:
+            dropped = self._drawn_from_input(x)
+            if dropped is not None:
+                rows = self.input.kept(self.plan).drawn(dropped or None)
+                return rows if weight is None else linear(rows, weight)
+        if weight is not None:
+            x = linear(x, weight)
+        if isinstance(x, SparseRows):
+            raise ValueError("sparse rows can be exchanged only together with a weight")
+        return halo_rows(x, self.plan.halo.route, world=self.plan.world)
+
+    @property
+    def _keeps(self) -> bool:
+        """Evaluation uses the kept rows only where it shares training's plan."""
+        return self.input is not None and self.input.mode == "keep" and (self.training or self.input.has(self.plan))
+
+    def _drawn_from_input(self, x: Tensor) -> tuple[Tensor, float, MaskKey] | tuple[()] | None:
+        """() where ``x`` are the features themselves, how they were drawn where they went through dropout, else
+        None."""
+        assert self.input is not None
+        dropped = self.this_pass.dropped_input
+        if dropped is not None and x is dropped[0]:
+            return dropped
+        return () if dropped is None and x is self.this_pass.input else None
 
     @property
     def edges(self) -> SparseMatrix:
@@ -144,7 +273,10 @@ class LayerView:
             m = x.matrix
             keep = keep_entries(self.ids[: m.shape[0]][m.rows], m.indices, p, key)
             return SparseRows(m, x.values * keep * threshold(p)[1])
-        return dropout(x, self.ids[: x.shape[0]], p, key)
+        y = dropout(x, self.ids[: x.shape[0]], p, key)
+        if self.input is not None and x is self.this_pass.input:
+            self.this_pass.dropped_input = (y, p, key)
+        return y
 
     def edge_keep(self, edge_ids: Tensor, width: int, p: float) -> Tensor | None:
         """bool [len(edge_ids), width] dropout mask of edges by global id; None when nothing is dropped.
@@ -157,69 +289,161 @@ class LayerView:
 
     def sum_over_ranks(self, x: Tensor) -> Tensor:
         """Sum over all ranks, differentiable: for statistics over all nodes of the graph."""
-        return sum_over_ranks(x, world=self.world)
+        if not self.complete:
+            raise ValueError(
+                "sum_over_ranks: this layer computes only the nodes that training needs, so a sum over its rows is not "
+                "one over all nodes; leave out num_layers in the model, or train with --no-prune"
+            )
+        return sum_over_ranks(x, world=self.plan.world)
+
+
+def _narrow_side(x: Tensor, weight: Tensor | None, aggregate: Callable[[Tensor], Tensor]) -> Tensor:
+    """``aggregate(x) weight^T``, with the map on the side where rows are narrower."""
+    if weight is None:
+        return aggregate(x)
+    if weight.shape[0] <= weight.shape[1]:
+        return aggregate(linear(x, weight))
+    return linear(aggregate(x), weight)
+
+
+class SameViews(Sequence[LayerView]):
+    """The same view for every layer, for a model that does not say how many it has."""
+
+    def __init__(self, view: LayerView, rest: LayerView) -> None:
+        self._first, self._rest = view, rest
+
+    def __getitem__(self, layer: int) -> LayerView:  # type: ignore[override]
+        return self._rest if layer else self._first
+
+    def __iter__(self) -> Iterator[LayerView]:
+        return itertools.chain([self._first], itertools.repeat(self._rest))
+
+    def __len__(self) -> int:
+        raise TypeError("the model does not declare num_layers, so there is no number of views")
 
 
 @dataclass(frozen=True, eq=False)
 class GraphPart:
-    """This rank's part of the graph on its device, ready for models: n owned nodes."""
+    """This rank's part of the graph on its device, ready for models: n owned nodes in the order of training."""
 
     world: World
-    x: Tensor | SparseRows
-    """[n, F] features."""
+    input: Input
     y: Tensor | None
     """int64 [n] classes, floating [n, C] 0/1 labels, or floating [n, T] targets."""
     masks: dict[str, Tensor]
     """bool [n] for train, val and test."""
-    degrees: Degrees
-    plan: Plan
+    whole: Plan
+    """All nodes in, all nodes out: for evaluation, and for layers that are not pruned."""
+    training: tuple[tuple[Plan, bool], ...] | None
+    """For each layer in training, its plan and whether it gives all nodes; None where the depth is not known."""
     num_nodes_global: int
 
-    def views(self, num_layers: int, this_pass: Pass) -> Sequence[LayerView]:
-        """One view a layer for one forward pass."""
-        view = LayerView(self.plan, self.world, self.degrees, self.num_nodes_global, this_pass)
-        return [view] * num_layers
+    @property
+    def x(self) -> Tensor | SparseRows:
+        """[n, F] features."""
+        return self.input.x
+
+    @property
+    def degrees(self) -> Degrees:
+        return self.input.degrees
+
+    def run(self, model: nn.Module, this_pass: Pass) -> Tensor:
+        """The model's outputs [n_out, C] of one pass: of all owned nodes, or in training of those that are needed."""
+        view = functools.partial(LayerView, degrees=self.degrees, num_nodes_global=self.num_nodes_global)
+        views: Sequence[LayerView]
+        if self.training is None:
+            rest = view(self.whole, this_pass=this_pass, complete=True)
+            views = SameViews(dataclasses.replace(rest, input=self.input), rest)
+        else:
+            plans = self.training if this_pass.training else ((self.whole, True),) * len(self.training)
+            views = [
+                view(plan, this_pass=this_pass, complete=complete, input=None if layer else self.input)
+                for layer, (plan, complete) in enumerate(plans)
+            ]
+        n_in = views[0].n_in
+        x = self.x if n_in == self.x.shape[0] else self.x[:n_in] if isinstance(self.x, Tensor) else self.x.narrow(n_in)
+        this_pass.input = x
+        out: Tensor = model(x, views)
+        return out
 
 
 def make_part(
-    shard: Shard, world: World, *, split: int = 0, dtype: torch.dtype = torch.float32, feature_norm: str = "none"
+    shard: Shard,
+    world: World,
+    *,
+    split: int = 0,
+    dtype: torch.dtype = torch.float32,
+    feature_norm: str = "none",
+    kind: PlanKind = "cover",
+    num_layers: int | None = None,
+    whole_layers: int = 0,
+    prune: bool = True,
+    layer0: Layer0 = "exchange",
 ) -> GraphPart:
-    """Put a shard on the world's device and agree its plan with every other rank (a collective).
+    """Put a shard on the world's device and agree its plans with every other rank (a collective).
 
-    Raises ``RankError`` on all ranks where the shard has no features or labels or not that split.
+    A model of ``num_layers`` layers is pruned in training (``fullgraph.reach``) above its first ``whole_layers``;
+    one whose depth is not known (None) is not. Raises ``RankError`` on all ranks where two shards do not fit, or one
+    has no features.
     """
+    device = world.device
     with world.stage("load"):
         if shard.x is None:
             raise ValueError(f"graph {shard.graph} has no node features; training needs some")
-        x = _features(shard, dtype, feature_norm, world.device)
+        _check_labelled(shard, split)
+        n, h = shard.num_owned, shard.num_halo
+        train = shard.train[split] if shard.train.shape[0] else np.zeros(n, np.bool_)
+    graph = local_graph(shard)
+    base = Plan(graph, world, n, n, "halo", dtype, WHOLE)
+    every = np.arange(h)
+    route = agree_route(base, selecting_factors(np.zeros(h, np.int64), every, graph.halo_owner, world.size), None)
+    counts: tuple[int, ...] | None = None
+    if num_layers is not None:
+        counts, complete = (n,) * (num_layers + 1), (True,) * (num_layers + 1)
+        if prune:
+            send = route.send.indices.cpu().numpy()
+            reach = distances(graph, train, num_layers, send, route.counts, world)
+            counts, complete = needed(reach, num_layers, whole_layers, world)
+            graph = local_graph(shard, np.argsort(reach, kind="stable"))
+    whole = Plan(graph, world, n, n, kind, dtype, WHOLE)
+    training = None
+    if counts is not None:
+        training = tuple(
+            (whole if out == n and into == n and done else Plan(graph, world, into, out, kind, dtype, layer), done)
+            for layer, (into, out, done) in enumerate(zip(counts[:-1], counts[1:], complete[1:], strict=True))
+        )
+    with world.stage("load"):
+        order = torch.from_numpy(graph.order)
+        x = _features(shard, graph.order, dtype, feature_norm, device)
         masks = {
-            name: torch.from_numpy(np.ascontiguousarray(getattr(shard, name)[split])).to(world.device)
+            name: torch.from_numpy(getattr(shard, name)[split])[order].to(device)
             for name in ("train", "val", "test")
             if getattr(shard, name).shape[0]
         }
-        y = None if shard.y is None else _labels(shard, dtype).to(world.device)
-        _check_labelled(shard, split)
-        n = shard.owned_global.shape[0]
-
-        def column(values: NDArray[Any]) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values[:n, None])).to(world.device, dtype)
-
-        degrees = Degrees(column(shard.in_weight), column(shard.loop_count))
-    plan = make_plan(shard, world, dtype)
-    return GraphPart(world, x, y, masks, degrees, plan, shard.num_nodes_global)
+        y = None if shard.y is None else _labels(shard, dtype)[order].to(device)
+        in_weight = torch.from_numpy(shard.in_weight).to(dtype)[:, None]
+        loops = torch.from_numpy(shard.loop_count).to(dtype)[:, None]
+        degrees = Degrees(in_weight[order].to(device), loops[order].to(device))
+        halo_degrees = Degrees(in_weight[n:].to(device), loops[n:].to(device))
+        halo_global = torch.from_numpy(shard.halo_global).to(device)
+    features = Input(x, layer0, whole, degrees, halo_degrees, halo_global)
+    return GraphPart(world, features, y, masks, whole, training, shard.num_nodes_global)
 
 
-def _features(shard: Shard, dtype: torch.dtype, feature_norm: str, device: torch.device) -> Tensor | SparseRows:
+def _features(
+    shard: Shard, order: NDArray[np.int64], dtype: torch.dtype, feature_norm: str, device: torch.device
+) -> Tensor | SparseRows:
     x = shard.x
     if isinstance(x, np.ndarray):
-        dense = torch.from_numpy(np.ascontiguousarray(x)).to(device, dtype)
+        dense = torch.from_numpy(x[order]).to(device, dtype)
         if feature_norm == "row":
             total = dense.sum(1, keepdim=True)
             dense = torch.where(total != 0, dense / total, dense)
         return dense
     assert x is not None
+    x = x[order]
     matrix = sparse_matrix(x.shape, x.indptr, x.indices).to(device, dtype)
-    values = torch.from_numpy(np.ascontiguousarray(x.data)).to(device, dtype)
+    values = torch.from_numpy(x.data).to(device, dtype)
     if feature_norm == "row":
         total = torch.zeros(x.shape[0], dtype=dtype, device=device).index_add_(0, matrix.rows.long(), values)
         values = values / torch.where(total != 0, total, 1.0)[matrix.rows.long()]

@@ -35,6 +35,10 @@ class RankError(RuntimeError):
         self.printer = printer
 
 
+Tag = tuple[int, str]
+"""What an exchange of message rows belongs to: (layer, "forward" or "backward")."""
+
+
 @dataclass
 class Meter:
     """What this rank's collectives cost: bytes of message rows sent to other ranks, and seconds spent in or waiting
@@ -42,10 +46,14 @@ class Meter:
 
     bytes_sent: int = 0
     seconds: float = 0.0
+    ledger: dict[Tag, list[int]] = field(default_factory=dict)
+    """Bytes sent to each rank, by layer and direction."""
 
-    def add(self, bytes_sent: int, seconds: float) -> None:
-        self.bytes_sent += bytes_sent
-        self.seconds += seconds
+    def sent(self, tag: Tag, bytes_to: Sequence[int]) -> None:
+        self.bytes_sent += sum(bytes_to)
+        line = self.ledger.setdefault(tag, [0] * len(bytes_to))
+        for rank, count in enumerate(bytes_to):
+            line[rank] += count
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +72,7 @@ class Pending:
         start = time.perf_counter()
         self.work.wait()
         received = self.received.to(self.device)
-        self.meter.add(0, time.perf_counter() - start)
+        self.meter.seconds += time.perf_counter() - start
         return received
 
 
@@ -81,10 +89,15 @@ class World:
     control: dist.ProcessGroup | None = None
     store: Any = None
     meter: Meter = field(default_factory=Meter)
+    exchange_bytes: int = 1 << 30
+    """Most bytes of message rows that a rank sends or receives at a time; larger exchanges go in blocks of columns."""
 
-    def exchange(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Pending:
+    def exchange(
+        self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], tag: Tag | None = None
+    ) -> Pending:
         """Start an all-to-all of ``rows`` [sum of send_counts, D], ordered by destination rank; its rows come back
-        ordered by source rank. Counts are numbers of rows a rank; they must agree between every pair of ranks."""
+        ordered by source rank. Counts are numbers of rows a rank; they must agree between every pair of ranks. With
+        a ``tag`` the bytes are entered in the ledger."""
         assert rows.shape[0] == sum(send_counts)
         if self.size == 1:
             return Pending(rows, None, rows.device, self.meter, rows)
@@ -94,8 +107,10 @@ class World:
         device, (rows, group) = rows.device, self._carrier(rows)
         received = rows.new_empty(sum(recv_counts), rows.shape[1])
         work = dist.all_to_all_single(received, rows, list(recv_counts), list(send_counts), group=group, async_op=True)
-        to_others = rows.shape[0] - send_counts[self.rank]
-        self.meter.add(to_others * rows.shape[1] * rows.element_size(), time.perf_counter() - start)
+        if tag is not None:
+            row_bytes = rows.shape[1] * rows.element_size()
+            self.meter.sent(tag, [0 if r == self.rank else c * row_bytes for r, c in enumerate(send_counts)])
+        self.meter.seconds += time.perf_counter() - start
         return Pending(received, work, device, self.meter, rows)
 
     def _carrier(self, tensor: Tensor) -> tuple[Tensor, dist.ProcessGroup | None]:
@@ -112,7 +127,7 @@ class World:
             dist.all_reduce(carried, group=group)
             if carried is not tensor:
                 tensor.copy_(carried)
-            self.meter.add(0, time.perf_counter() - start)
+            self.meter.seconds += time.perf_counter() - start
         return tensor
 
     def gather_vector(self, values: Sequence[float]) -> Tensor:
@@ -123,7 +138,7 @@ class World:
         out = [torch.empty_like(mine) for _ in range(self.size)]
         start = time.perf_counter()
         dist.all_gather(out, mine, group=self.control)
-        self.meter.add(0, time.perf_counter() - start)
+        self.meter.seconds += time.perf_counter() - start
         return torch.stack(out)
 
     def gather_json(self, value: Any) -> list[Any]:
