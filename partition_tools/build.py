@@ -356,7 +356,7 @@ def _remove_left_behind(out: Path) -> None:
     """Remove what builds into ``out`` left that died; one that still runs holds its lock."""
     for folder in out.parent.iterdir():
         if folder.name.startswith(f".{out.name}.") and folder.name.endswith(BUILDING) and folder.is_dir():
-            with _locked(folder) as alone:
+            with contextlib.suppress(OSError), _locked(folder) as alone:  # another build may be clearing it, too
                 if alone:
                     shutil.rmtree(folder, ignore_errors=True)
 

@@ -59,9 +59,7 @@ def test_imports_go_in_one_direction(path: Path) -> None:
 
 
 def test_partition_tools_takes_only_the_numpy_half_of_fullgraph() -> None:
-    taken = {
-        str(path.relative_to(ROOT)): of_fullgraph(path) - set(NUMPY_LAYERS) for path in files(PARTITION_TOOLS)
-    }
+    taken = {str(path.relative_to(ROOT)): of_fullgraph(path) - set(NUMPY_LAYERS) for path in files(PARTITION_TOOLS)}
     assert {path: names for path, names in taken.items() if names} == {}
 
 
