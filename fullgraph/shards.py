@@ -249,7 +249,7 @@ class Shard:
         require_each(used[n:], "halo/global_id", self.halo_global, "the source of a stored edge")
 
     def _check_degrees(self) -> None:
-        """Rows hold every in-edge of their node. A moved offset keeps the sum of the rows, a changed degree does not."""
+        """Rows hold every in-edge. A moved offset keeps the sum of their lengths; a changed degree does not."""
         degree, rows = self.in_degree[: self.num_owned], np.diff(self.indptr)
         if np.array_equal(degree, rows):
             return
@@ -522,7 +522,10 @@ def _read_features(file: h5py.File, n: int) -> Array | sp.csr_array | None:
     good = shape.dtype == np.int64 and shape.shape == (2,) and shape[0] == n and 0 <= shape[1] < 2**62
     require(bool(good), "features", f"attribute shape is {shape.tolist()}; expected [{n}, F]")
     _check_csr(indptr, indices, data, (n, int(shape[1])))
-    return sp.csr_array((data, indices, indptr), shape=(n, int(shape[1])))
+    # scipy keeps both in one dtype, and would choose int64 here.
+    dtype = local_id_dtype(max(int(shape[1]), data.shape[0] + 1))
+    offsets, columns = indptr.astype(dtype, copy=False), indices.astype(dtype, copy=False)
+    return sp.csr_array((data, columns, offsets), shape=(n, int(shape[1])))
 
 
 def _read_ids(file: h5py.File) -> Array | None:

@@ -453,7 +453,7 @@ def _features(
 def _check_labelled(shard: Shard, split: int) -> None:
     if shard.y is None:
         return
-    y = shard.y.reshape(shard.y.shape[0], -1)
+    y = shard.y if shard.y.ndim == 2 else shard.y[:, None]
     missing = (np.isnan(y) if np.issubdtype(y.dtype, np.floating) else y < 0).any(axis=1)
     for name in ("train", "val", "test"):
         masks = getattr(shard, name)

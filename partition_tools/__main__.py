@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -141,7 +141,7 @@ class Formats:
         return 0
 
 
-COMMANDS = {"build": Build, "verify": Verify, "report": Report, "formats": Formats}
+COMMANDS: dict[str, Callable[..., Any]] = {"build": Build, "verify": Verify, "report": Report, "formats": Formats}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,13 +28,13 @@ from fullgraph.cut import halo_nodes
 from fullgraph.files import sync
 from fullgraph.shards import (
     BUILDING,
+    FORMAT,
     FORMAT_VERSION,
     MANIFEST,
     Manifest,
     Shard,
     local_id_dtype,
     part_name,
-    read_manifest,
     write_manifest,
     write_shard,
 )
@@ -113,7 +113,7 @@ def check_target(out: str | Path, *, force: bool) -> None:
         raise ValueError(f"{out}: is a mount point, which cannot be replaced as a whole; name a folder in it (--out)")
     names = sorted(entry.name for entry in out.iterdir())
     foreign = [name for name in names if not _OURS.fullmatch(name)]
-    if MANIFEST in names and not _is_build(out):
+    if MANIFEST in names and not _is_ours(out / MANIFEST):
         foreign.append(MANIFEST)
     if foreign:
         raise ValueError(f"{out}: holds files that no build wrote ({', '.join(foreign[:3])}); name another folder")
@@ -121,12 +121,10 @@ def check_target(out: str | Path, *, force: bool) -> None:
         raise ValueError(f"{out}: holds a build already; --force replaces it, or name another folder with --out")
 
 
-def _is_build(folder: Path) -> bool:
-    try:
-        return bool(read_manifest(folder))
-    except ValueError as error:
-        # An older or damaged manifest of ours may be replaced; the file of some other tool may not.
-        return "not a folder of shards" not in str(error)
+def _is_ours(manifest: Path) -> bool:
+    """Whether manifest.json is that of a build, of any version and however damaged, and not some other tool's."""
+    with open(manifest, "rb") as file:
+        return FORMAT.encode() in file.read(256)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -179,7 +177,7 @@ class _Cutter:
             edges=edges,
             edge_offsets=edge_offsets,
             in_degree=in_degree,
-            in_weight=in_degree.astype(np.float64) if weight is None else np.bincount(graph.dst, weight, n),
+            in_weight=(in_degree if weight is None else np.bincount(graph.dst, weight, n)).astype(np.float64),
             loop_count=np.bincount(graph.dst[graph.src == graph.dst], minlength=n),
             num_classes=num_classes,
         )
@@ -271,14 +269,17 @@ def _density(x: Array | sp.csr_array) -> float:
 
 def _rows(x: Array | sp.csr_array, owned: NDArray[np.int64], sparse: bool) -> Array | sp.csr_array:
     """Rows of x in the form in which they are stored. Bits are moved, not values, so that -0.0 and NaN survive."""
-    rows = x[owned]
-    if isinstance(rows, sp.csr_array) == sparse:
-        return rows
-    if sparse:
-        found = sp.csr_array(bits(rows))
-        return sp.csr_array((found.data.view(rows.dtype), found.indices, found.indptr), shape=rows.shape)
-    stored = sp.csr_array((bits(rows.data), rows.indices, rows.indptr), shape=rows.shape)
-    return np.asarray(stored.toarray().view(rows.dtype))
+    if isinstance(x, sp.csr_array):
+        rows = x[owned]
+        if sparse:
+            return rows
+        stored = sp.csr_array((bits(rows.data), rows.indices, rows.indptr), shape=rows.shape)
+        return np.asarray(stored.toarray().view(rows.dtype))
+    dense = x[owned]
+    if not sparse:
+        return dense
+    found = sp.csr_array(bits(dense))
+    return sp.csr_array((found.data.view(dense.dtype), found.indices, found.indptr), shape=dense.shape)
 
 
 def _sums(graph: Graph, x: Array | sp.csr_array | None) -> dict[str, list[int]]:
@@ -300,7 +301,7 @@ def _sums(graph: Graph, x: Array | sp.csr_array | None) -> dict[str, list[int]]:
 
 
 def _build_id(part: NDArray[np.int32], *content: Any) -> str:
-    digest = xxhash.xxh3_128(np.ascontiguousarray(part))
+    digest = xxhash.xxh3_128(part.tobytes())
     digest.update(json.dumps(content, sort_keys=True).encode())
     return digest.hexdigest()
 
@@ -355,7 +356,7 @@ def _remove_left_behind(out: Path) -> None:
     """Remove what builds into ``out`` left that died; one that still runs holds its lock."""
     for folder in out.parent.iterdir():
         if folder.name.startswith(f".{out.name}.") and folder.name.endswith(BUILDING) and folder.is_dir():
-            with _locked(folder) as alone:
+            with contextlib.suppress(OSError), _locked(folder) as alone:  # another build may be clearing it, too
                 if alone:
                     shutil.rmtree(folder, ignore_errors=True)
 

@@ -124,4 +124,4 @@ class Graph:
             return np.asarray(self.y >= 0)
         if self.task == "multi-label":
             return np.ones(self.num_nodes, np.bool_)
-        return ~np.isnan(self.y.reshape(self.num_nodes, -1)).any(axis=1)
+        return np.asarray(~np.isnan(self.y.reshape(self.num_nodes, -1)).any(axis=1))

@@ -43,8 +43,8 @@ def check(graph: Graph) -> None:
         if counts.any():
             split = int(np.argmax(counts > 0))
             raise ValueError(
-                f"{graph.name}: {int(counts[split])} nodes of the {part} mask of split {split} have no label (-1 or NaN), "
-                f"node {int(np.argmax(mask[split]))} first; take them out of the mask or label them"
+                f"{graph.name}: {int(counts[split])} nodes of the {part} mask of split {split} have no label (-1 or "
+                f"NaN), node {int(np.argmax(mask[split]))} first; take them out of the mask or label them"
             )
 
 
@@ -101,7 +101,7 @@ def make_undirected(graph: Graph) -> Graph:
 
 
 def parse_fractions(text: str) -> tuple[float, float, float]:
-    """Shares of train, val and test from ``0.6/0.2/0.2``; ``ValueError`` unless each is in 0..1 and they sum to <= 1."""
+    """Shares of train, val and test from ``0.6/0.2/0.2``; ``ValueError`` unless each is in 0..1 and they fit into 1."""
     expected = "expected three shares like 0.6/0.2/0.2 (train/val/test), each 0 to 1, together at most 1"
     try:
         train, val, test = (float(share) for share in text.split("/"))
@@ -114,7 +114,7 @@ def parse_fractions(text: str) -> tuple[float, float, float]:
 
 
 def random_split(graph: Graph, fractions: tuple[float, float, float], seed: int) -> Graph:
-    """The graph with one random split in place of those it had; ``fractions`` of its labelled nodes train, validate, test.
+    """The graph with one random split of its labelled nodes, by ``fractions``, in place of the splits it had.
 
     Stratified for single-label graphs: in each class every share is met to within one node. Nodes without a label are
     in no mask; shares that sum to less than 1 leave the rest in none. Raises ``ValueError`` for a graph without labels.
@@ -141,7 +141,7 @@ def random_split(graph: Graph, fractions: tuple[float, float, float], seed: int)
         f"{'stratified ' if stratified else ''}random split {shares} with seed {seed}: {counts[0]} train, {counts[1]} "
         f"val, {counts[2]} test"
         + (f"; {without} nodes without a label are in no mask" if without else "")
-        + (f"; it replaces {graph.splits.count} splits of the file" if graph.splits is not None else "")
+        + (f", in place of the splits there were ({graph.splits.count})" if graph.splits is not None else "")
     )
     return replace(
         graph, splits=Splits(train=masks[0], val=masks[1], test=masks[2]), changes=(*graph.changes, sentence)

@@ -30,7 +30,7 @@ LEGEND = (
     "edges: directed entries; an undirected pair is two. cut edges: edges whose ends lie in different parts; cut "
     "pairs: unordered pairs of nodes with a cut edge.",
     "rows: one row of features a node, sent to each other part that has an edge from it, once a layer and direction. "
-    "halo rows: rows received, in all as many as are sent.",
+    "halo rows: rows received, in all as many as are sent. peers: other parts that rows are exchanged with.",
     "imbalance: largest part over the mean (1.00 is even, also where there is nothing to spread). train, val, test: "
     "nodes of the first split. replication: (nodes + halo rows) / nodes.",
 )
@@ -164,8 +164,8 @@ def _graph_id(manifest: Manifest) -> str:
 
 
 def to_json(reports: Sequence[Report], *, width: int = WIDTH) -> str:
-    """A list with one object a folder: the fields of `Report`, and ``width`` and the bytes that follow from it."""
-    return json.dumps([asdict(report) | _bytes(report, width) for report in reports], indent=2)
+    """A list with one object a folder: the fields of `Report`, ``width``, and the bytes that follow from it."""
+    return "[\n" + ",\n".join(json.dumps(asdict(report) | _bytes(report, width)) for report in reports) + "\n]"
 
 
 def to_csv(reports: Sequence[Report], *, width: int = WIDTH) -> str:
@@ -230,7 +230,7 @@ def _side_by_side(reports: Sequence[Report], width: int) -> Table:
 
 def _part_table(report: Report) -> Table:
     table = Table(title=Text(f"{report.folder}: part by part"), title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("part", "nodes", "edges", "halo rows", "rows sent", "neighbours", "train", "val", "test", "MB"):
+    for name in ("part", "nodes", "edges", "halo rows", "rows sent", "peers", "train", "val", "test", "MB"):
         table.add_column(name, justify="right")
     for part in report.per_part:
         work = (part.nodes, part.edges, part.halo_rows, part.rows_sent, part.neighbours)

@@ -119,7 +119,7 @@ def summarise(graph: Graph) -> Summary:
 
 def _density(x: Any) -> float:
     stored = x.data if isinstance(x, sp.csr_array) else x
-    return int(np.count_nonzero(stored)) / max(1, x.shape[0] * x.shape[1])
+    return int(np.count_nonzero(stored)) / max(1, int(x.shape[0]) * int(x.shape[1]))
 
 
 def _num_classes(graph: Graph) -> int:

@@ -70,7 +70,7 @@ def _row_hash(rows: Array | sp.csr_array, factors: Hash) -> Hash:
         factors = _mix(np.arange(1, words.shape[1] + 1, dtype=np.uint64)) | np.uint64(1)
     else:
         words = bits(rows).reshape(rows.shape[0], -1)
-    return np.einsum("ij,j->i", words.astype(np.uint64), factors[: words.shape[1]])
+    return np.asarray(np.einsum("ij,j->i", words.astype(np.uint64), factors[: words.shape[1]]))
 
 
 def bits(values: Array) -> Array:

@@ -88,6 +88,8 @@ class _Check:
     totals: dict[str, Hash] = field(default_factory=dict)
     bad_blocks: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     """Table -> [B] blocks whose sum differs from the source's."""
+    sparse: bool = False
+    """Whether features are stored as CSR."""
     degree_faults: list[Fault] = field(default_factory=list)
     """Held back until the edges, which they follow from, are known to be right."""
 
@@ -107,6 +109,28 @@ class _Check:
             found = message.format(*(value[index] for value in values))
             found += f" (the first of {count})" if count > 1 else ""
             yield Fault(file=self.manifest.files[q].path, dataset=dataset, index=index, message=found)
+
+    def _add_twice(
+        self, q: int, dataset: str, noun: str, bad: NDArray[np.bool_], ids: NDArray[np.int64], owner: NDArray[Any]
+    ) -> None:
+        """An id that part q holds and another part, or part q itself, held before. Which is wrong, sums do not say."""
+        if bad.any():
+            index = int(np.argmax(bad))
+            first = int(owner[ids[index]])
+            parts = [q] if first < 0 else [first, q]
+            suspects = [part for part in parts if part in self.damaged] or parts
+            found = f"{noun} {ids[index]} is stored " + ("twice" if first < 0 else f"by part {first} and by part {q}")
+            self.faults.append(
+                Fault(
+                    file=self._names(suspects),
+                    dataset=dataset,
+                    index=index if suspects == [q] else None,
+                    message=found,
+                )
+            )
+
+    def _names(self, parts: list[int]) -> str:
+        return " or ".join(self.manifest.files[q].path for q in parts)
 
     # ---- files
 
@@ -172,15 +196,13 @@ class _Check:
         self.sparse = isinstance(shard.x, sp.csr_array)
         owned, ids = shard.owned_global, shard.edge_global
         taken = self.owner[owned] >= 0
-        self.faults += self._first(
-            q, "owned/global_id", taken, "node {} is owned by part {} too", owned, self.owner[owned]
-        )
+        self._add_twice(q, "owned/global_id", "node", taken, owned, self.owner)
         self.owner[owned] = q
         self.index[owned] = np.arange(shard.num_owned)
         order = np.argsort(ids, kind="stable")
         again = self.edge_owner[ids] >= 0
         again[order[1:]] |= ids[order[1:]] == ids[order[:-1]]
-        self.faults += self._first(q, "edges/global_id", again, "edge {} is stored more than once", ids)
+        self._add_twice(q, "edges/global_id", "edge", again, ids, self.edge_owner)
         self.edge_owner[ids] = q
         rows = np.repeat(np.arange(shard.num_owned), np.diff(shard.indptr))
         self._take_degrees(q, shard, rows, order)
@@ -296,7 +318,7 @@ class _Check:
             rest = f" (and in {blocks.size - place} further blocks of ids)" if place == _BLOCKS_SHOWN else ""
             self.faults.append(
                 Fault(
-                    file=" or ".join(self.manifest.files[q].path for q in suspects),
+                    file=self._names(suspects),
                     dataset=dataset,
                     index=index,
                     message=f"differs from the source graph at global {ids}{rest}",

@@ -7,6 +7,7 @@ import os
 import struct
 import zipfile
 import zlib
+from typing import IO, Any
 
 import numpy as np
 
@@ -73,13 +74,7 @@ class Archive:
         member = self._members[name]
         try:
             with zipfile.ZipFile(self.path) as archive, archive.open(member) as stream:
-                version = np.lib.format.read_magic(stream)
-                if version not in ((1, 0), (2, 0)):
-                    raise ValueError(f"unknown .npy version {version[0]}.{version[1]}")
-                header = (
-                    np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                )
-                shape, fortran_order, dtype = header(stream)
+                shape, fortran_order, dtype = _header(stream)
                 if dtype.hasobject:
                     raise ValueError(
                         "it holds Python objects, which only unpickling could read, and that would run whatever the "
@@ -101,6 +96,20 @@ class Archive:
             raise ValueError(f"{self.where(name)}: {error}") from error
         values = raw.view(dtype).reshape(shape, order="F" if fortran_order else "C")
         return np.ascontiguousarray(values, dtype.newbyteorder("=")).reshape(shape)
+
+
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            return np.lib.format.read_array_header_1_0(stream)
+        if version == (2, 0):
+            return np.lib.format.read_array_header_2_0(stream)
+    except (OSError, zipfile.BadZipFile, zlib.error):
+        raise
+    except Exception as error:  # numpy's parser lets errors of Python's tokenizer through
+        raise ValueError(f"its header cannot be read ({error}); the file is damaged") from error
+    raise ValueError(f"it has .npy version {version[0]}.{version[1]}; expected 1.0 or 2.0")
 
 
 def unread(archive: Archive, known: set[str]) -> list[str]:

@@ -6,6 +6,7 @@ value, what was expected and the remedy. ``changes`` collects a sentence for wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,15 +42,14 @@ def check_ends(src: NDArray[np.int64], dst: NDArray[np.int64], num_nodes: int, w
     elif low < 0:
         remedy = "ids must not be negative; a negative one often comes from an id too large for its integer type"
     raise ValueError(
-        f"{where}: edge {first} is {int(src[first])} -> {int(dst[first])}, but there are {num_nodes} nodes ({because}), "
-        f"so ids go from 0 to {num_nodes - 1}; {int(bad.sum())} such edges; {remedy}"
+        f"{where}: edge {first} is {int(src[first])} -> {int(dst[first])}, but there are {num_nodes} nodes "
+        f"({because}), so ids go from 0 to {num_nodes - 1}; {int(bad.sum())} such edges; {remedy}"
     )
 
 
-def csr(
-    data: Array, indices: Array, indptr: Array, shape: Array, where: str, num_rows: int | None = None
-) -> sp.csr_array:
-    """The four arrays of a CSR matrix, as given (order and duplicates kept), once they are known to fit together."""
+def csr(parts: Sequence[Array], where: str, num_rows: int | None = None) -> sp.csr_array:
+    """The CSR matrix of (data, indices, indptr, shape), order and duplicates as given, if the four fit together."""
+    data, indices, indptr, shape = parts
     size = integers(shape, f"{where}_shape")
     if size.shape != (2,) or size.min() < 0:
         raise ValueError(f"{where}_shape is {size.tolist()}; expected two sizes [rows, columns]")
@@ -73,8 +73,8 @@ def csr(
     if bad.any():
         first = int(np.argmax(bad))
         raise ValueError(
-            f"{where}_indices[{first}] is {int(columns_of[first])}, but {where}_shape declares {columns} columns "
-            f"(0 to {columns - 1})"
+            f"{where}_indices[{first}] is {int(columns_of[first])}; the shape declares {columns} columns, 0 to "
+            f"{columns - 1}"
         )
     if data.dtype == np.float16:  # scipy's sparse matrices do not take it
         data = data.astype(np.float32)
@@ -113,7 +113,7 @@ def some_features(x: Features | None, where: str, changes: list[str]) -> Feature
 
 
 def edge_weights(values: Array, num_edges: int, where: str) -> NDArray[np.floating[Any]]:
-    """[E] weights as float32 where that is exact or what the file has, else float64."""
+    """[E] weights as float32 where the file has that or whole numbers that fit into it, else float64."""
     if values.shape == (num_edges, 1):
         values = values[:, 0]
     if values.shape != (num_edges,) or values.dtype.kind not in "fiub":
@@ -122,9 +122,8 @@ def edge_weights(values: Array, num_edges: int, where: str) -> NDArray[np.floati
         )
     if values.dtype.kind == "f":
         return values.astype(np.float32 if values.dtype.itemsize <= 4 else np.float64, copy=False)
-    single = values.astype(np.float32)
-    exact = not values.size or int(np.abs(single).max()) <= 2**24
-    return single if exact else values.astype(np.float64)
+    exact = not values.size or max(int(values.max()), -int(values.min())) <= 2**24
+    return values.astype(np.float32 if exact else np.float64)
 
 
 def labels(values: Array, where: str, changes: list[str], task: str | None = None) -> Array:
@@ -217,8 +216,8 @@ def masks(values: Array, num_nodes: int, where: str) -> NDArray[np.bool_]:
     if mask.ndim == 2 and num_nodes in mask.shape:
         if mask.shape == (num_nodes, num_nodes) and num_nodes > 1:
             raise ValueError(
-                f"{where} has shape {list(mask.shape)} for {num_nodes} nodes: splits as rows and as columns look alike; "
-                f"save fewer splits"
+                f"{where} has shape {list(mask.shape)} for {num_nodes} nodes: splits as rows and as columns look "
+                f"alike; save fewer splits"
             )
         return mask if mask.shape[1] == num_nodes else np.ascontiguousarray(mask.T)
     raise ValueError(

@@ -13,6 +13,7 @@ features alone does much worse than one that averages over neighbours.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 from urllib.parse import unquote
 
@@ -53,8 +54,8 @@ class Recipe:
     def __post_init__(self) -> None:
         self._expect("classes", 1 <= self.classes <= 4096, "1 to 4096")
         self._expect("nodes", 10 * self.classes <= self.nodes < 2**31, f"{10 * self.classes} (ten a class) to 2^31 - 1")
-        most = self.nodes / (4 * self.classes)
-        self._expect("degree", 0 <= self.degree <= most, f"0 to {most:g} (a quarter of a community's mean size)")
+        most = self.nodes / 4
+        self._expect("degree", 0 <= self.degree <= most, f"0 to {most:g} (a quarter of the nodes)")
         self._expect("features", 1 <= self.features <= 2**16, "1 to 65536")
         self._expect("homophily", 0 <= self.homophily <= 1, "0 to 1")
         self._expect("noise", 0 <= self.noise <= 1e6, "0 to 1000000")
@@ -166,7 +167,7 @@ def _pairs(
         degree = attraction[by_community] * (2.1 * missing + 100) / recipe.nodes
         inside = rng.poisson(recipe.homophily * degree)
         anywhere = rng.poisson((1 - recipe.homophily) * degree)
-        halves = [_halves(by_community[a:b], inside[a:b], rng) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        halves = [_halves(by_community[a:b], inside[a:b], rng) for a, b in pairwise(bounds)]
         halves.append(_halves(by_community, anywhere, rng))
         one, other = (np.concatenate(ends).astype(np.int64) for ends in zip(*halves, strict=True))
         drawn = entry_keys(np.minimum(one, other), np.maximum(one, other), recipe.nodes)[one != other]

@@ -27,16 +27,14 @@ def _matches(spec: str) -> bool:
 def _read(spec: str) -> Graph:
     archive = Archive(spec)
     changes = unread(archive, {*_ADJACENCY, *_FEATURES, "attr_matrix", "labels"})
-    adjacency = arrays.csr(*(archive.read(name) for name in _ADJACENCY), where=archive.where("adj"))
+    adjacency = arrays.csr([archive.read(name) for name in _ADJACENCY], archive.where("adj"))
     num_nodes, columns = adjacency.shape
     if num_nodes != columns or num_nodes == 0:
         raise ValueError(f"{archive.where('adj_shape')} is [{num_nodes}, {columns}]; expected [N, N], N at least 1")
     weights = arrays.edge_weights(adjacency.data, adjacency.nnz, archive.where("adj_data"))
     x: arrays.Features | None = None
     if "attr_data" in archive:
-        matrix = arrays.csr(
-            *(archive.read(name) for name in _FEATURES), where=archive.where("attr"), num_rows=num_nodes
-        )
+        matrix = arrays.csr([archive.read(name) for name in _FEATURES], archive.where("attr"), num_nodes)
         x = arrays.sparse_features(matrix, archive.where("attr"), changes)
     elif "attr_matrix" in archive:
         x = arrays.dense_features(archive.read("attr_matrix"), archive.where("attr_matrix"))
@@ -60,7 +58,8 @@ def _read(spec: str) -> Graph:
 
 READER = Reader(
     name="gnn-benchmark",
-    description="NAME.npz with adj_data, adj_indices, adj_indptr, adj_shape (CSR; A[i, j] is an edge i -> j), attr_*, labels",
+    description="NAME.npz with adj_data, adj_indices, adj_indptr, adj_shape (CSR; A[i, j] is an edge i -> j), attr_*, "
+    "labels",
     matches=_matches,
     read=_read,
 )

@@ -206,7 +206,8 @@ def _check_symmetric(
 
 READER = Reader(
     name="metis",
-    description="NAME.graph in METIS's format: a header 'N M [fmt [ncon]]', then a line of neighbours (from 1) for each node",
+    description="NAME.graph in METIS's format: a header 'N M [fmt [ncon]]', then for each node a line of neighbours "
+    "from 1",
     matches=_matches,
     read=_read,
 )

@@ -36,8 +36,8 @@ def _read(spec: str) -> Graph:
     archive = Archive(spec)
     if "edge_index" not in archive:
         raise ValueError(
-            f"{spec}: this .npz holds {', '.join(archive.names) or 'no arrays'}; expected edge_index [2, E] (plain), adj_data, "
-            f"adj_indices, adj_indptr, adj_shape (gnn-benchmark) or edges, node_features (heterophilous)"
+            f"{spec}: this .npz holds {', '.join(archive.names) or 'no arrays'}; expected edge_index [2, E] (plain), "
+            f"adj_data, adj_indices, adj_indptr, adj_shape (gnn-benchmark) or edges, node_features (heterophilous)"
         )
     changes = unread(archive, _KNOWN)
     src, dst = _edges(archive, changes)
@@ -91,7 +91,7 @@ def _features(archive: Archive, changes: list[str]) -> arrays.Features | None:
     if any(name in archive for name in _CSR):
         if "x" in archive:
             raise ValueError(f"{where} is given dense and as CSR ({', '.join(_CSR)}); keep one of them")
-        return arrays.sparse_features(arrays.csr(*(archive.read(name) for name in _CSR), where=where), where, changes)
+        return arrays.sparse_features(arrays.csr([archive.read(name) for name in _CSR], where), where, changes)
     values = archive.get("x")
     return None if values is None else arrays.dense_features(values, where)
 
@@ -194,7 +194,8 @@ def _mask_fields(splits: Splits | None, path: Path) -> dict[str, NDArray[np.bool
 
 READER = Reader(
     name="plain",
-    description="NAME.npz with edge_index [2, E] and optional num_nodes, x, y, *_mask, edge_weight, node_weight, node_ids",
+    description="NAME.npz with edge_index [2, E] and optional num_nodes, x, y, *_mask, edge_weight, node_weight, "
+    "node_ids",
     matches=_matches,
     read=_read,
 )
