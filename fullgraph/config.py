@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Task = Literal["single-label", "multi-label", "regression"]
 PlanKind = Literal["cover", "halo"]
-Layer0 = Literal["once", "keep", "exchange"]
 Metric = Literal["accuracy", "micro_f1", "roc_auc", "mae"]
 
 
@@ -75,6 +74,8 @@ class TrainConfig:
     """The features' rows: aggregated once, halo features kept, exchanged each step, or what should cost least."""
     exchange_bytes: int = 1 << 30
     """Most bytes of message rows a rank sends or receives at a time."""
+    profile: bool = False
+    """Print, and leave in profile.json, bytes and seconds by layer and direction."""
     threads: int | None = None
     """Compute threads a rank; by default the host's cores divided by its ranks."""
     timeout: float = 300.0

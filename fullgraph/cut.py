@@ -38,6 +38,8 @@ class CutCounts:
     """[P] in-edges stored."""
     rows: NDArray[np.int64]
     """[P, P] rows that p (axis 0) sends q (axis 1) in one halo exchange."""
+    cover: NDArray[np.int64] | None = None
+    """The same by the fewest rows, a minimum cover; counted from shards only."""
 
     @property
     def parts(self) -> int:
@@ -96,7 +98,7 @@ def cut_counts_of_shards(shards: Iterable[Shard]) -> CutCounts:
 
     Memory: one shard and the distinct pairs of the cut.
     """
-    nodes, edges, columns, pairs, cut_edges = [], [], [], [], 0
+    nodes, edges, columns, covers, pairs, cut_edges = [], [], [], [], [], 0
     for shard in shards:
         row, halo = cut_entries(shard)
         cut_edges += row.shape[0]
@@ -104,12 +106,14 @@ def cut_counts_of_shards(shards: Iterable[Shard]) -> CutCounts:
         nodes.append(shard.num_owned)
         edges.append(shard.num_edges)
         columns.append(np.bincount(shard.halo_owner, minlength=shard.parts))
+        covers.append(cover_factors(row, halo, shard.halo_owner, shard.parts).row_counts)
     return CutCounts(
         cut_edges=cut_edges,
         cut_pairs=np.unique(np.concatenate(pairs)).shape[0],
         nodes=np.asarray(nodes, np.int64),
         edges=np.asarray(edges, np.int64),
         rows=np.stack(columns, axis=1).astype(np.int64),
+        cover=np.stack(covers, axis=1).astype(np.int64),
     )
 
 

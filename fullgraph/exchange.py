@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fullgraph.cost import Tag
 from fullgraph.kernels import spmm, spmm_add_
 from fullgraph.plan import Route
-from fullgraph.world import Pending, World
+from fullgraph.world import SETUP, Pending, World
 
 
 class Transfer:
@@ -36,14 +37,15 @@ class Transfer:
             yield columns, received
 
 
-def send_rows(x: Tensor, route: Route, world: World) -> Transfer:
+def send_rows(x: Tensor, route: Route, world: World, tag: Tag) -> Transfer:
     """Start ``all_to_all(S x)`` for owned rows x [n_in, D]; gives [rows received, D]."""
 
     def messages(columns: slice) -> Tensor:
         part = x[:, columns]
         return spmm(route.send, part) if route.select is None else part.index_select(0, route.select)
 
-    counts, tag = route.counts, (route.layer, "forward")
+    counts = route.counts
+    world.meter.enter(tag)
     return Transfer(
         messages,
         x.shape[1],
@@ -52,9 +54,10 @@ def send_rows(x: Tensor, route: Route, world: World) -> Transfer:
     )
 
 
-def send_rows_back(grad: Tensor, route: Route, world: World) -> Transfer:
+def send_rows_back(grad: Tensor, route: Route, world: World, tag: Tag) -> Transfer:
     """Start the all-to-all of ``grad`` [rows received, D] back to the senders; gives [rows sent, D]."""
-    counts, tag = route.counts, (route.layer, "backward")
+    counts = route.counts
+    world.meter.enter(tag)
     return Transfer(
         lambda columns: grad[:, columns],
         grad.shape[1],
@@ -78,9 +81,9 @@ def add_returned_(grad_x: Tensor, returned: Transfer, route: Route) -> Tensor:
 
 class _HaloRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, route: Route, world: World) -> Tensor:
-        ctx.route, ctx.world, ctx.n = route, world, x.shape[0]
-        transfer = send_rows(x, route, world)
+    def forward(ctx: Any, x: Tensor, route: Route, world: World, tag: Tag) -> Tensor:
+        ctx.route, ctx.world, ctx.tag, ctx.n = route, world, (tag[0], "backward"), x.shape[0]
+        transfer = send_rows(x, route, world, tag)
         out = x.new_empty(x.shape[0] + sum(route.counts.received), x.shape[1])
         out[: ctx.n] = x
         for columns, received in transfer:
@@ -89,12 +92,12 @@ class _HaloRows(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        transfer = send_rows_back(grad[ctx.n :], ctx.route, ctx.world)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        transfer = send_rows_back(grad[ctx.n :], ctx.route, ctx.world, ctx.tag)
         grad_x = grad[: ctx.n].clone()
-        return add_returned_(grad_x, transfer, ctx.route), None, None
+        return add_returned_(grad_x, transfer, ctx.route), None, None, None
 
 
-def halo_rows(x: Tensor, route: Route, *, world: World) -> Tensor:
+def halo_rows(x: Tensor, route: Route, *, world: World, tag: Tag = SETUP) -> Tensor:
     """``[owned | halo]`` rows [n_in + h, D] of x [n_in, D]; differentiable."""
-    return _HaloRows.apply(x, route, world)  # type: ignore[no-any-return, no-untyped-call]
+    return _HaloRows.apply(x, route, world, tag)  # type: ignore[no-any-return, no-untyped-call]

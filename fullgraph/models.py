@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -162,8 +163,8 @@ class BatchNorm(nn.Module):
 class GNN(nn.Module):
     """A stack of graph layers: dropout, convolution, and on hidden layers norm, activation and residual.
 
-    ``num_layers`` declares the depth, and ``whole_layers`` how many layers must give all nodes. ``forward(x, views)`` takes features [n_in, F] and one view a layer and
-    gives [n_out, C].
+    ``num_layers`` declares the depth, and ``whole_layers`` how many layers must give all nodes. ``forward(x, views)``
+    takes features [n_in, F] and one view a layer and gives [n_out, C].
     """
 
     def __init__(self, config: TrainConfig, d_in: int, d_out: int) -> None:
@@ -179,6 +180,8 @@ class GNN(nn.Module):
         )
         norm = {"layer": LayerNorm, "batch": BatchNorm}.get(config.norm)
         self.norms = nn.ModuleList([] if norm is None else [norm(config.hidden) for _ in range(config.layers - 1)])
+        self.widths = tuple(widths)
+        self.uses: Literal["linear", "halo"] = "halo" if config.model == "gat" else "linear"
         self.activation = F.elu if config.model == "gat" else F.relu
 
     def forward(self, x: Input, views: Sequence[LayerView]) -> Tensor:

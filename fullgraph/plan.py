@@ -23,9 +23,6 @@ from fullgraph.kernels import SparseMatrix, from_coo, sparse_matrix
 from fullgraph.reach import Counts, LocalGraph
 from fullgraph.world import World
 
-WHOLE = -1
-"""In the place of a layer's number: the plan over all nodes, which evaluation uses."""
-
 
 @dataclass(frozen=True, eq=False)
 class Route:
@@ -38,8 +35,6 @@ class Route:
     counts: Counts
     most_rows: int
     """Most rows that any rank sends or receives."""
-    layer: int
-    """Layer of the model it belongs to, for the ledger, or WHOLE."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +119,11 @@ class Plan:
     n_out: int
     kind: PlanKind
     dtype: torch.dtype
-    layer: int
+
+    @property
+    def num_edges(self) -> int:
+        """In-edges of the rows that it gives."""
+        return int(self.graph.indptr[self.n_out])
 
     @functools.cached_property
     def linear(self) -> LinearPlan:
@@ -254,7 +253,6 @@ def agree_route(plan: Plan, factors: Factors, values: NDArray[Any] | None) -> Ro
         send.indices.to(torch.int64) if selecting else None,
         Counts(tuple(int(c) for c in asked_rows), tuple(int(c) for c in factors.row_counts)),
         int(max(rows.sum(0).max(), rows.sum(1).max())),
-        plan.layer,
     )
 
 

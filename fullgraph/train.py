@@ -11,6 +11,7 @@ import contextlib
 import copy
 import hashlib
 import math
+import os
 import platform
 import resource
 import signal
@@ -28,7 +29,18 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from fullgraph.config import Layer0, TrainConfig
+from fullgraph.config import TrainConfig
+from fullgraph.cost import (
+    InputShape,
+    Layer0,
+    Ledger,
+    Machine,
+    Tag,
+    crossings,
+    layer0_bytes,
+    layer0_seconds,
+    layer_ledger,
+)
 from fullgraph.evaluate import (
     LOWER_IS_BETTER,
     Scores,
@@ -39,11 +51,15 @@ from fullgraph.evaluate import (
     predict,
     score,
 )
-from fullgraph.models import ModelFactory, build_model
+from fullgraph.kernels import SparseRows
+from fullgraph.models import GNN, ModelFactory, build_model
+from fullgraph.profile import profile, show_profile
 from fullgraph.runlog import RunLog, create_run_folder, show, write_json, write_state
 from fullgraph.shards import Manifest, Shard, read_manifest, read_shard
 from fullgraph.view import GraphPart, Pass, make_part
-from fullgraph.world import RankError, World
+from fullgraph.world import REST, WHOLE, RankError, World
+
+LOSS: Tag = (WHOLE, "loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +115,12 @@ class Trainer:
         self.model.train()
         this_pass = Pass(training=True, seed=self.config.seed, step=step)
         logits = self.part.run(self.model, this_pass)
+        self.world.meter.enter(LOSS)
         loss = self.target.per_node(logits[self.train_rows], self.y_train) / self.total_weight
         for p in self.parameters:
             p.grad = None
         loss.backward()
+        self.world.meter.enter(REST)
         self._sum_gradients()
         return float(loss.detach())
 
@@ -142,7 +160,32 @@ class Trainer:
         return record, bool(stats[:, 2].any())
 
     def evaluate(self) -> Scores:
-        return score(self.part, self.target, self.y, predict(self.model, self.part))
+        scores = score(self.part, self.target, self.y, predict(self.model, self.part))
+        self.world.meter.enter(REST)
+        return scores
+
+    def predicted_ledger(self) -> Ledger | None:
+        """Bytes of message rows that a step sends from this rank, by layer, direction and rank, from the plans alone;
+        None for a model whose widths are not known."""
+        model, part = self.model, self.part
+        if not isinstance(model, GNN) or part.training is None:
+            return None
+        dropped = self.config.input_dropout > 0
+        layer0 = "exchange" if part.input.mode == "once" and (dropped or model.uses == "halo") else part.input.mode
+        crossing = crossings(
+            self.config.model,
+            model.widths,
+            out_heads=self.config.out_heads,
+            layer0=layer0,
+            sparse_input=isinstance(part.x, SparseRows),
+        )
+        ledger: Ledger = {}
+        for layer, (plan, _) in enumerate(part.training):
+            if crossing[layer].width:
+                counts = getattr(plan, model.uses).route.counts
+                itemsize = part.degrees.in_weight.element_size()
+                ledger |= layer_ledger(layer, crossing[layer], counts.sent, counts.received, itemsize)
+        return ledger
 
 
 def train(
@@ -181,11 +224,13 @@ def train(
         num_layers=getattr(net, "num_layers", None),
         whole_layers=getattr(net, "whole_layers", 0),
         prune=config.prune,
-        layer0=_choose_layer0(config, net),
     )
+    del shard
     if config.class_weights == "balanced":
         target = balance_classes(target, part)
-    del shard
+    if isinstance(net, GNN):
+        part.prepare(net.uses)
+    part = part.with_layer0(_choose_layer0(config, net, part))
     _check_same_weights(net, world)
     trainer = Trainer(config, part, target, net)
     run_folder = _agree_run_folder(run, manifest, config, world)
@@ -204,6 +249,7 @@ def _run(trainer: Trainer, folder: Path, manifest: Manifest, console: Console) -
     records: list[dict[str, Any]] = []
     stop_signal = _StopSignal()
     started = time.monotonic()
+    world.meter.enter(REST)
     with log or contextlib.nullcontext(), stop_signal:
         for epoch in range(config.epochs):
             late = config.time_limit is not None and time.monotonic() - started >= config.time_limit
@@ -226,6 +272,11 @@ def _run(trainer: Trainer, folder: Path, manifest: Manifest, console: Console) -
         if best is None:  # no epoch, or no validation node: the last state is the best known
             best = {"epoch": len(records) - 1, "scores": trainer.evaluate()}
             best_state = trainer.model.state_dict()
+    if config.profile:
+        found = profile(world, trainer.predicted_ledger(), len(records))
+        show_profile(found, console)
+        if world.rank == 0:
+            write_json(folder / "profile.json", found)
     peaks = world.gather_vector([_peak_memory(world)])
     seconds = [r["seconds"] for r in records]
     summary = {
@@ -314,10 +365,34 @@ def _advance(scheduler: Any, scores: Scores | None, metric: str) -> None:
         scheduler.step(scores["val"][metric])
 
 
-def _choose_layer0(config: TrainConfig, model: nn.Module) -> Layer0:
+def _choose_layer0(config: TrainConfig, model: nn.Module, part: GraphPart) -> Layer0:
+    """What ``--layer0`` says, or what should cost the slowest rank least and fits its memory (a collective)."""
     if config.layer0 != "auto":
         return config.layer0
-    return "exchange"
+    if not isinstance(model, GNN) or isinstance(part.x, SparseRows):
+        return "exchange"
+    plan = part.training[0][0] if part.training else part.whole
+    route = getattr(part.whole, model.uses).route
+    counts = [plan.n_out, sum(route.counts.received), route.most_rows, plan.num_edges]
+    rows, halo, messages, edges = part.world.gather_vector(counts).amax(0).to(torch.int64).tolist()
+    shape = InputShape(
+        rows=rows,
+        halo=halo,
+        messages=messages,
+        edges=edges,
+        features=model.widths[0],
+        hidden=model.widths[1],
+        itemsize=part.x.element_size(),
+    )
+    spare = float(part.world.gather_vector([_free_memory()]).amin()) / (4 * part.world.local_size)
+    seconds = layer0_seconds(shape, attention=model.uses == "halo", dropped=config.input_dropout > 0, machine=Machine())
+    fits = {mode: cost for mode, cost in seconds.items() if layer0_bytes(shape)[mode] <= spare}
+    return min(fits, key=lambda mode: fits[mode])
+
+
+def _free_memory() -> int:
+    """Bytes of this host's memory that nothing uses."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _check_same_weights(model: nn.Module, world: World) -> None:

@@ -20,16 +20,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fullgraph.config import Layer0, PlanKind
+from fullgraph.config import PlanKind
+from fullgraph.cost import Layer0, Tag
 from fullgraph.cut import selecting_factors
 from fullgraph.dropout import MaskKey, dropout, keep_entries, keep_mask, threshold
 from fullgraph.exchange import halo_rows
 from fullgraph.kernels import SparseMatrix, SparseRows, linear, sparse_matrix
-from fullgraph.plan import WHOLE, Plan, agree_route
+from fullgraph.plan import Plan, agree_route
 from fullgraph.propagate import propagate, sum_over_ranks
 from fullgraph.reach import distances, local_graph, needed
 from fullgraph.shards import Shard
-from fullgraph.world import World
+from fullgraph.world import SETUP, World
 
 Norm = Literal["sum", "mean", "gcn"]
 Rows = TypeVar("Rows", Tensor, SparseRows, Tensor | SparseRows)
@@ -145,7 +146,7 @@ class KeptRows:
         return torch.cat([owned, dropout(self.rows[self.n_in :], self.halo_global, p, key)])
 
 
-def _aggregate(x: Tensor, norm: Norm, plan: Plan, degrees: Degrees) -> Tensor:
+def _aggregate(x: Tensor, norm: Norm, plan: Plan, degrees: Degrees, tag: Tag = SETUP) -> Tensor:
     """``norm(A) x`` [n_out, D] over all ranks for x [n_in, D]."""
     linear_plan, in_scale, out_scale = plan.linear, None, None
     if norm == "mean":
@@ -153,7 +154,7 @@ def _aggregate(x: Tensor, norm: Norm, plan: Plan, degrees: Degrees) -> Tensor:
     elif norm == "gcn":
         linear_plan = linear_plan.with_loops
         in_scale, out_scale = degrees.gcn_scale[: plan.n_in], degrees.gcn_scale[: plan.n_out]
-    return propagate(x, linear_plan, world=plan.world, in_scale=in_scale, out_scale=out_scale)
+    return propagate(x, linear_plan, world=plan.world, in_scale=in_scale, out_scale=out_scale, tag=tag)
 
 
 def _aggregate_kept(x: Tensor, norm: Norm, plan: Plan, degrees: Degrees) -> Tensor:
@@ -171,6 +172,7 @@ def _aggregate_kept(x: Tensor, norm: Norm, plan: Plan, degrees: Degrees) -> Tens
 class LayerView:
     """The partitioned graph as one layer of a model sees it: ``n_in`` rows in, ``n_out <= n_in`` rows out."""
 
+    layer: int
     plan: Plan
     degrees: Degrees
     num_nodes_global: int
@@ -197,6 +199,12 @@ class LayerView:
     def training(self) -> bool:
         return self.this_pass.training
 
+    def _enter(self) -> Tag:
+        """Tell the meter that what follows belongs to this layer."""
+        tag = (self.layer, "forward" if self.training else "evaluate")
+        self.plan.world.meter.enter(tag)
+        return tag
+
     def own(self, x: Rows) -> Rows:
         """The rows of the nodes that this layer computes: ``x[:n_out]``."""
         if isinstance(x, SparseRows):
@@ -210,10 +218,11 @@ class LayerView:
         weight 1 added to nodes that have none (Kipf and Welling 2017, eq. 2). ``weight`` is a [D, D_in] linear map,
         applied on the side of the aggregation where rows are narrower.
         """
+        tag = self._enter()
         if isinstance(x, SparseRows):
             if weight is None:
                 raise ValueError("sparse rows can be propagated only together with a weight")
-            return _aggregate(linear(x, weight), norm, self.plan, self.degrees)
+            return _aggregate(linear(x, weight), norm, self.plan, self.degrees, tag)
         if self.input is not None:
             dropped = self._drawn_from_input(x)
             if self.input.mode == "once" and dropped == ():
@@ -223,11 +232,12 @@ class LayerView:
                 kept = self.input.kept(self.plan)
                 rows = kept.drawn(dropped or None)
                 return _narrow_side(rows, weight, lambda rows: _aggregate_kept(rows, norm, self.plan, kept.degrees))
-        return _narrow_side(x, weight, lambda rows: _aggregate(rows, norm, self.plan, self.degrees))
+        return _narrow_side(x, weight, lambda rows: _aggregate(rows, norm, self.plan, self.degrees, tag))
 
     def with_halo(self, x: Tensor | SparseRows, weight: Tensor | None = None) -> Tensor:
         """``[owned | halo]`` rows [n_in + h, D] of x [n_in, D], or of ``x weight^T``; differentiable. Columns of
         ``edges`` index them."""
+        tag = self._enter()
         if self.input is not None and isinstance(x, Tensor) and self._keeps:
             dropped = self._drawn_from_input(x)
             if dropped is not None:
@@ -237,7 +247,7 @@ class LayerView:
             x = linear(x, weight)
         if isinstance(x, SparseRows):
             raise ValueError("sparse rows can be exchanged only together with a weight")
-        return halo_rows(x, self.plan.halo.route, world=self.plan.world)
+        return halo_rows(x, self.plan.halo.route, world=self.plan.world, tag=tag)
 
     @property
     def _keeps(self) -> bool:
@@ -268,6 +278,7 @@ class LayerView:
         """Dropout of node rows ``x`` [n_in, D] with a mask that does not depend on the partitioning."""
         if not self.training or p == 0.0:
             return x
+        self._enter()
         key = self.this_pass.next_key()
         if isinstance(x, SparseRows):
             m = x.matrix
@@ -309,14 +320,14 @@ def _narrow_side(x: Tensor, weight: Tensor | None, aggregate: Callable[[Tensor],
 class SameViews(Sequence[LayerView]):
     """The same view for every layer, for a model that does not say how many it has."""
 
-    def __init__(self, view: LayerView, rest: LayerView) -> None:
-        self._first, self._rest = view, rest
+    def __init__(self, first: LayerView) -> None:
+        self._first = first
 
     def __getitem__(self, layer: int) -> LayerView:  # type: ignore[override]
-        return self._rest if layer else self._first
+        return dataclasses.replace(self._first, layer=layer, input=None) if layer else self._first
 
     def __iter__(self) -> Iterator[LayerView]:
-        return itertools.chain([self._first], itertools.repeat(self._rest))
+        return map(self.__getitem__, itertools.count())
 
     def __len__(self) -> int:
         raise TypeError("the model does not declare num_layers, so there is no number of views")
@@ -347,19 +358,32 @@ class GraphPart:
     def degrees(self) -> Degrees:
         return self.input.degrees
 
-    def run(self, model: nn.Module, this_pass: Pass) -> Tensor:
-        """The model's outputs [n_out, C] of one pass: of all owned nodes, or in training of those that are needed."""
+    def with_layer0(self, mode: Layer0) -> GraphPart:
+        """The same part with another way for layer 0 to get its rows."""
+        return dataclasses.replace(self, input=dataclasses.replace(self.input, mode=mode, _aggregates={}, _kept={}))
+
+    def prepare(self, uses: Literal["linear", "halo"]) -> None:
+        """Make and agree now the plans that a model's layers use (a collective)."""
+        for plan in (self.whole, *(plan for plan, _ in self.training or ())):
+            getattr(plan, uses)
+
+    def views(self, this_pass: Pass) -> Sequence[LayerView]:
+        """One view a layer for one forward pass; endlessly many where the depth is not known."""
         view = functools.partial(LayerView, degrees=self.degrees, num_nodes_global=self.num_nodes_global)
         views: Sequence[LayerView]
         if self.training is None:
-            rest = view(self.whole, this_pass=this_pass, complete=True)
-            views = SameViews(dataclasses.replace(rest, input=self.input), rest)
+            views = SameViews(view(0, self.whole, this_pass=this_pass, complete=True, input=self.input))
         else:
             plans = self.training if this_pass.training else ((self.whole, True),) * len(self.training)
             views = [
-                view(plan, this_pass=this_pass, complete=complete, input=None if layer else self.input)
+                view(layer, plan, this_pass=this_pass, complete=complete, input=None if layer else self.input)
                 for layer, (plan, complete) in enumerate(plans)
             ]
+        return views
+
+    def run(self, model: nn.Module, this_pass: Pass) -> Tensor:
+        """The model's outputs [n_out, C] of one pass: of all owned nodes, or in training of those that are needed."""
+        views = self.views(this_pass)
         n_in = views[0].n_in
         x = self.x if n_in == self.x.shape[0] else self.x[:n_in] if isinstance(self.x, Tensor) else self.x.narrow(n_in)
         this_pass.input = x
@@ -394,7 +418,7 @@ def make_part(
         n, h = shard.num_owned, shard.num_halo
         train = shard.train[split] if shard.train.shape[0] else np.zeros(n, np.bool_)
     graph = local_graph(shard)
-    base = Plan(graph, world, n, n, "halo", dtype, WHOLE)
+    base = Plan(graph, world, n, n, "halo", dtype)
     every = np.arange(h)
     route = agree_route(base, selecting_factors(np.zeros(h, np.int64), every, graph.halo_owner, world.size), None)
     counts: tuple[int, ...] | None = None
@@ -405,12 +429,12 @@ def make_part(
             reach = distances(graph, train, num_layers, send, route.counts, world)
             counts, complete = needed(reach, num_layers, whole_layers, world)
             graph = local_graph(shard, np.argsort(reach, kind="stable"))
-    whole = Plan(graph, world, n, n, kind, dtype, WHOLE)
+    whole = Plan(graph, world, n, n, kind, dtype)
     training = None
     if counts is not None:
         training = tuple(
-            (whole if out == n and into == n and done else Plan(graph, world, into, out, kind, dtype, layer), done)
-            for layer, (into, out, done) in enumerate(zip(counts[:-1], counts[1:], complete[1:], strict=True))
+            (whole if out == n and into == n and done else Plan(graph, world, into, out, kind, dtype), done)
+            for into, out, done in zip(counts[:-1], counts[1:], complete[1:], strict=True)
         )
     with world.stage("load"):
         order = torch.from_numpy(graph.order)

@@ -20,6 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fullgraph.cost import Ledger, Tag
+
+WHOLE = -1
+"""In the place of a layer's number: over all nodes, as in evaluation."""
+SETUP: Tag = (WHOLE, "setup")
+REST: Tag = (WHOLE, "rest")
 _ERROR_KEY = "fullgraph/error"
 _LINGER_SECONDS = 3.0
 
@@ -35,25 +41,40 @@ class RankError(RuntimeError):
         self.printer = printer
 
 
-Tag = tuple[int, str]
-"""What an exchange of message rows belongs to: (layer, "forward" or "backward")."""
-
-
 @dataclass
 class Meter:
-    """What this rank's collectives cost: bytes of message rows sent to other ranks, and seconds spent in or waiting
-    for any collective (gradient sums included)."""
+    """What this rank's steps cost, by (layer, direction): bytes of message rows sent to each rank, seconds that they
+    were on their way, seconds spent waiting for them, and seconds of everything else."""
 
     bytes_sent: int = 0
+    """Since the start, without what is sent once to set up."""
     seconds: float = 0.0
-    ledger: dict[Tag, list[int]] = field(default_factory=dict)
-    """Bytes sent to each rank, by layer and direction."""
+    """In or waiting for any collective, gradient sums included."""
+    ledger: Ledger = field(default_factory=dict)
+    travel: dict[Tag, float] = field(default_factory=dict)
+    waited: dict[Tag, float] = field(default_factory=dict)
+    compute: dict[Tag, float] = field(default_factory=dict)
+    _now: Tag = SETUP
+    _since: float = field(default_factory=time.perf_counter)
+    _seconds: float = 0.0
+
+    def enter(self, tag: Tag) -> None:
+        """What follows belongs to ``tag``; the time since the last call, outside collectives, to the tag before."""
+        now = time.perf_counter()
+        spent = now - self._since - (self.seconds - self._seconds)
+        self.compute[self._now] = self.compute.get(self._now, 0.0) + spent
+        self._now, self._since, self._seconds = tag, now, self.seconds
 
     def sent(self, tag: Tag, bytes_to: Sequence[int]) -> None:
-        self.bytes_sent += sum(bytes_to)
+        if tag != SETUP:
+            self.bytes_sent += sum(bytes_to)
         line = self.ledger.setdefault(tag, [0] * len(bytes_to))
         for rank, count in enumerate(bytes_to):
             line[rank] += count
+
+    def arrived(self, tag: Tag, travel: float, waited: float) -> None:
+        self.travel[tag] = self.travel.get(tag, 0.0) + travel
+        self.waited[tag] = self.waited.get(tag, 0.0) + waited
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +85,9 @@ class Pending:
     work: Any
     device: torch.device
     meter: Meter
+    tag: Tag
     _sent: Tensor  # kept alive until the transfer is over
+    _started: float = 0.0
 
     def wait(self) -> Tensor:
         if self.work is None:
@@ -72,7 +95,9 @@ class Pending:
         start = time.perf_counter()
         self.work.wait()
         received = self.received.to(self.device)
-        self.meter.seconds += time.perf_counter() - start
+        now = time.perf_counter()
+        self.meter.seconds += now - start
+        self.meter.arrived(self.tag, now - self._started, now - start)
         return received
 
 
@@ -93,25 +118,24 @@ class World:
     """Most bytes of message rows that a rank sends or receives at a time; larger exchanges go in blocks of columns."""
 
     def exchange(
-        self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], tag: Tag | None = None
+        self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], tag: Tag = SETUP
     ) -> Pending:
         """Start an all-to-all of ``rows`` [sum of send_counts, D], ordered by destination rank; its rows come back
-        ordered by source rank. Counts are numbers of rows a rank; they must agree between every pair of ranks. With
-        a ``tag`` the bytes are entered in the ledger."""
+        ordered by source rank. Counts are numbers of rows a rank; they must agree between every pair of ranks. The
+        bytes are entered in the ledger under ``tag``."""
         assert rows.shape[0] == sum(send_counts)
         if self.size == 1:
-            return Pending(rows, None, rows.device, self.meter, rows)
+            return Pending(rows, None, rows.device, self.meter, tag, rows)
         if rows.shape[1] == 0:
-            return Pending(rows.new_empty(sum(recv_counts), 0), None, rows.device, self.meter, rows)
+            return Pending(rows.new_empty(sum(recv_counts), 0), None, rows.device, self.meter, tag, rows)
         start = time.perf_counter()
         device, (rows, group) = rows.device, self._carrier(rows)
         received = rows.new_empty(sum(recv_counts), rows.shape[1])
         work = dist.all_to_all_single(received, rows, list(recv_counts), list(send_counts), group=group, async_op=True)
-        if tag is not None:
-            row_bytes = rows.shape[1] * rows.element_size()
-            self.meter.sent(tag, [0 if r == self.rank else c * row_bytes for r, c in enumerate(send_counts)])
+        row_bytes = rows.shape[1] * rows.element_size()
+        self.meter.sent(tag, [0 if r == self.rank else c * row_bytes for r, c in enumerate(send_counts)])
         self.meter.seconds += time.perf_counter() - start
-        return Pending(received, work, device, self.meter, rows)
+        return Pending(received, work, device, self.meter, tag, rows, start)
 
     def _carrier(self, tensor: Tensor) -> tuple[Tensor, dist.ProcessGroup | None]:
         """The contiguous tensor and the group it can travel over: gloo carries CPU memory only."""
