@@ -188,6 +188,39 @@ class Trainer:
         return ledger
 
 
+def make_trainer(shard: Shard, config: TrainConfig, world: World, model: ModelFactory | None = None) -> Trainer:
+    """The trainer of this rank's shard, after every check that can be made before the first step (a collective).
+
+    Raises ``RankError`` on all ranks where an option does not fit the shard or two ranks do not fit each other.
+    """
+    with world.stage("options"):
+        num_splits = shard.train.shape[0]
+        if num_splits and config.split >= num_splits:
+            raise ValueError(f"--split {config.split}, but the shards hold {num_splits} splits: 0 to {num_splits - 1}")
+        target = choose_target(shard, config.task, config.metric, config.class_weights == "balanced")
+        if shard.x is None:
+            raise ValueError(f"graph {shard.graph} has no node features; training needs some")
+        net = build_model(config, shard.x.shape[1], target.outputs, model).to(world.device)
+    _check_same_weights(net, world)
+    part = make_part(
+        shard,
+        world,
+        split=config.split,
+        dtype=getattr(torch, config.dtype),
+        feature_norm=config.feature_norm,
+        kind=config.plan,
+        num_layers=getattr(net, "num_layers", None),
+        whole_layers=getattr(net, "whole_layers", 0),
+        prune=config.prune,
+    )
+    if config.class_weights == "balanced":
+        target = balance_classes(target, part)
+    if isinstance(net, GNN):
+        part.prepare(net.uses)
+    part = part.with_layer0(_choose_layer0(config, net, part))
+    return Trainer(config, part, target, net)
+
+
 def train(
     folder: str | Path,
     config: TrainConfig | None = None,
@@ -205,38 +238,12 @@ def train(
     config, world, folder = config or TrainConfig(), world or World(), Path(folder)
     console = console or Console(stderr=False, quiet=world.rank != 0)
     manifest, shard = load_shard(folder, world)
-    with world.stage("load"):
-        num_splits = shard.train.shape[0]
-        if num_splits and config.split >= num_splits:
-            raise ValueError(f"--split {config.split}, but {folder} holds {num_splits} splits: 0 to {num_splits - 1}")
-    with world.stage("options"):
-        target = choose_target(shard, config.task, config.metric, config.class_weights == "balanced")
-        if shard.x is None:
-            raise ValueError(f"graph {shard.graph} has no node features; training needs some")
-        net = build_model(config, shard.x.shape[1], target.outputs, model).to(world.device)
-    part = make_part(
-        shard,
-        world,
-        split=config.split,
-        dtype=getattr(torch, config.dtype),
-        feature_norm=config.feature_norm,
-        kind=config.plan,
-        num_layers=getattr(net, "num_layers", None),
-        whole_layers=getattr(net, "whole_layers", 0),
-        prune=config.prune,
-    )
+    trainer = make_trainer(shard, config, world, model)
     del shard
-    if config.class_weights == "balanced":
-        target = balance_classes(target, part)
-    if isinstance(net, GNN):
-        part.prepare(net.uses)
-    part = part.with_layer0(_choose_layer0(config, net, part))
-    _check_same_weights(net, world)
-    trainer = Trainer(config, part, target, net)
     run_folder = _agree_run_folder(run, manifest, config, world)
-    console.print(_headline(manifest, config, world, net, target), highlight=False, soft_wrap=True)
+    console.print(_headline(trainer, manifest), highlight=False, soft_wrap=True)
     if world.rank == 0:
-        write_json(run_folder / "config.json", _config_record(folder, manifest, config, world, target))
+        write_json(run_folder / "config.json", _config_record(folder, manifest, trainer))
     summary, losses = _run(trainer, run_folder, manifest, console)
     return Result(run=run_folder, summary=summary, losses=tuple(losses))
 
@@ -422,29 +429,47 @@ def _slug(manifest: Manifest) -> str:
     return "".join(c if c.isalnum() or c in "-_" else "-" for c in name).strip("-") or "graph"
 
 
-def _headline(manifest: Manifest, config: TrainConfig, world: World, model: nn.Module, target: Target) -> str:
+def _headline(trainer: Trainer, manifest: Manifest) -> str:
+    model, config, world = trainer.model, trainer.config, trainer.world
     count = sum(p.numel() for p in model.parameters())
+    name = config.model if isinstance(model, GNN) else type(model).__name__
     facts = manifest.graph
     return (
         f"{facts.get('name')}: {facts.get('num_nodes'):,} nodes, {facts.get('num_edges'):,} edges in {manifest.parts} "
         f"parts by {manifest.partition.get('method')}\n"
-        f"{type(model).__name__} {config.model if type(model).__name__ == 'GNN' else ''} of {count:,} parameters, "
-        f"{target.task}, best epoch by validation {target.metric}\n"
-        f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device.type}, "
-        f"{torch.get_num_threads()} threads each"
+        f"{name} of {count:,} parameters, {trainer.target.task}, best epoch by validation {trainer.target.metric}\n"
+        f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device.type}, {torch.get_num_threads()} compute "
+        f"thread{'s' if torch.get_num_threads() > 1 else ''} each\n"
+        f"{_plan_line(trainer)}"
     )
 
 
-def _config_record(
-    folder: Path, manifest: Manifest, config: TrainConfig, world: World, target: Target
-) -> dict[str, Any]:
+def _plan_line(trainer: Trainer) -> str:
+    config, part, model = trainer.config, trainer.part, trainer.model
+    rows = "halo rows" if config.plan == "halo" or getattr(model, "uses", "") == "halo" else "minimum-cover rows"
+    if not config.prune:
+        pruned = "not pruned (--no-prune)"
+    elif part.training is None:
+        pruned = "not pruned: the model does not declare num_layers"
+    else:
+        whole = [layer for layer, (_, complete) in enumerate(part.training) if complete]
+        shares = part.world.gather_vector([plan.n_out for plan, _ in part.training]).sum(0) / part.num_nodes_global
+        pruned = "nodes computed by layer " + ", ".join(f"{share:.0%}" for share in shares.tolist())
+        if config.norm == "batch" and len(whole) > 1:
+            pruned += " (batch norm needs every node below it)"
+    return f"exchange: {rows}; layer 0 {part.input.mode}; {pruned}"
+
+
+def _config_record(folder: Path, manifest: Manifest, trainer: Trainer) -> dict[str, Any]:
+    config, world = trainer.config, trainer.world
     return config.as_dict() | {
         "shards": str(folder.resolve()),
         "build_id": manifest.build_id,
         "graph": manifest.graph,
         "partition": manifest.partition,
-        "task": target.task,
-        "metric": target.metric,
+        "task": trainer.target.task,
+        "metric": trainer.target.metric,
+        "layer0": trainer.part.input.mode,
         "ranks": world.size,
         "device": world.device.type,
         "threads": torch.get_num_threads(),

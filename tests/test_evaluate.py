@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +17,8 @@ from torch.nn import functional as F
 
 from fullgraph.config import Metric, Task
 from fullgraph.evaluate import LOWER_IS_BETTER, Target, balance_classes, choose_target, fit_labels, predict, score
-from fullgraph.view import Degrees, GraphPart, LayerView
+from fullgraph.shards import Shard
+from fullgraph.view import Degrees, GraphPart, Input, LayerView
 from fullgraph.world import World
 
 N = 200
@@ -29,8 +31,23 @@ def part(y: Tensor | None, *, masks: dict[str, Tensor] | None = None, x: Tensor 
     column = torch.ones(n, 1, dtype=torch.float64)
     if masks is None:
         masks = {name: torch.arange(n) % 3 == i for i, name in enumerate(SPLITS)}
-    features = column if x is None else x
-    return GraphPart(World(), features, y, masks, Degrees(column, 0 * column), cast(Any, None), n)
+    never = cast(Any, None)
+    degrees = Degrees(column, 0 * column)
+    features = Input(column if x is None else x, "exchange", never, degrees, degrees, never)
+    whole = cast(Any, Whole(n))
+    return GraphPart(World(), features, y, masks, whole, ((whole, True),) * 2, n)
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """Stands for the plan of a part."""
+
+    n_in: int
+
+
+def labelled(task: Task | None, *, splits: int = 1) -> Shard:
+    """A shard that holds nothing but the kind of its labels."""
+    return cast(Any, SimpleNamespace(task=task, num_classes=4, train=np.zeros((splits, N), np.bool_)))
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -99,7 +116,7 @@ LABELS: dict[Task, Tensor] = {
 def test_target_follows_labels_and_options(
     labels: Task, task: Task | None, metric: Metric | None, expected: tuple[str, int, str]
 ) -> None:
-    target = choose_target(part(LABELS[labels]), labels, 4, task, metric, False)
+    target = choose_target(labelled(labels), task, metric, False)
     assert (target.task, target.outputs, target.metric) == expected
     assert target.class_weight is None
 
@@ -120,14 +137,13 @@ def test_target_follows_labels_and_options(
 def test_an_option_that_does_not_fit_the_labels_is_refused(
     labels: Task | None, task: Task | None, metric: Metric | None, balanced: bool, message: str
 ) -> None:
-    y = None if labels is None else LABELS[labels]
     with pytest.raises(ValueError, match=message):
-        choose_target(part(y), labels, 4, task, metric, balanced)
+        choose_target(labelled(labels), task, metric, balanced)
 
 
 def test_a_graph_without_a_split_is_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match="no split; build them with --random-split"):
-        choose_target(part(classes(4), masks={}), "single-label", 4, None, None, False)
+        choose_target(labelled("single-label", splits=0))
 
 
 def test_integer_labels_become_a_column_for_regression_only() -> None:
@@ -287,7 +303,7 @@ class Watcher(nn.Module):
 
 def test_predict_runs_without_dropout_or_gradients() -> None:
     model, here = Watcher(), part(classes(3), x=draw(N, 1))
-    out = predict(model, here, 2)
+    out = predict(model, here)
     assert model.seen == [(False, 2, [False, False])]
     assert not out.requires_grad
     assert torch.equal(out, model.linear(here.x).detach())
