@@ -33,7 +33,7 @@ class TrainConfig:
     norm: Literal["none", "layer", "batch"] = "none"
     """Normalisation after each hidden layer; batch statistics are over all nodes of all ranks."""
     residual: bool = False
-    """Add a layer's input to its output where their widths agree."""
+    """Add a hidden layer's input to its output."""
     feature_norm: Literal["none", "row"] = "none"
     """Divide each node's features by their sum, as is usual for bag-of-words features."""
     lr: float = 0.01

@@ -22,14 +22,15 @@ Input = Tensor | SparseRows
 class GCNConv(nn.Module):
     """``D^-1/2 (A + I) D^-1/2 X W + b`` (Kipf and Welling 2017)."""
 
-    def __init__(self, d_in: int, d_out: int) -> None:
+    def __init__(self, d_in: int, d_out: int, *, bias: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(d_out, d_in))
-        self.bias = nn.Parameter(torch.zeros(d_out))
+        self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
         nn.init.xavier_uniform_(self.weight)
 
     def forward(self, x: Input, view: LayerView) -> Tensor:
-        return view.propagate(x, "gcn", self.weight) + self.bias
+        y = view.propagate(x, "gcn", self.weight)
+        return y if self.bias is None else y + self.bias
 
 
 class SAGEConv(nn.Module):
@@ -38,28 +39,30 @@ class SAGEConv(nn.Module):
     ``root_weight=False`` leaves out W_r; ``normalize=True`` scales the result's rows to length 1.
     """
 
-    def __init__(self, d_in: int, d_out: int, *, root_weight: bool = True, normalize: bool = False) -> None:
+    def __init__(
+        self, d_in: int, d_out: int, *, bias: bool = True, root_weight: bool = True, normalize: bool = False
+    ) -> None:
         super().__init__()
-        self.neighbor = nn.Linear(d_in, d_out)
+        self.neighbor = nn.Linear(d_in, d_out, bias=bias)
         self.root = nn.Linear(d_in, d_out, bias=False) if root_weight else None
         self.normalize = normalize
 
     def forward(self, x: Input, view: LayerView) -> Tensor:
         y = view.propagate(x, "mean", self.neighbor.weight)
-        if self.root is None:
-            y = y + self.neighbor.bias
-        else:
+        if self.root is not None:
             y = y + linear(view.own(x), self.root.weight, self.neighbor.bias)
+        elif self.neighbor.bias is not None:
+            y = y + self.neighbor.bias
         return F.normalize(y, dim=1) if self.normalize else y
 
 
 class GINConv(nn.Module):
     """``MLP((1 + eps) x_v + sum w_uv x_u)`` (Xu et al. 2019) with a two-layer MLP; ``train_eps`` learns eps."""
 
-    def __init__(self, d_in: int, d_out: int, *, eps: float = 0.0, train_eps: bool = False) -> None:
+    def __init__(self, d_in: int, d_out: int, *, bias: bool = True, eps: float = 0.0, train_eps: bool = False) -> None:
         super().__init__()
         self.first = nn.Linear(d_in, d_out)
-        self.second = nn.Linear(d_out, d_out)
+        self.second = nn.Linear(d_out, d_out, bias=bias)
         self.eps: Tensor
         if train_eps:
             self.eps = nn.Parameter(torch.tensor(float(eps)))
@@ -86,6 +89,7 @@ class GATConv(nn.Module):
         d_out: int,
         heads: int = 1,
         *,
+        bias: bool = True,
         concat: bool = True,
         negative_slope: float = 0.2,
         dropout: float = 0.0,
@@ -96,7 +100,7 @@ class GATConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(heads * d_out, d_in))
         self.att_source = nn.Parameter(torch.empty(heads, d_out))
         self.att_target = nn.Parameter(torch.empty(heads, d_out))
-        self.bias = nn.Parameter(torch.zeros(heads * d_out if concat else d_out))
+        self.bias = nn.Parameter(torch.zeros(heads * d_out if concat else d_out)) if bias else None
         nn.init.xavier_uniform_(self.weight)
         nn.init.xavier_uniform_(self.att_source)
         nn.init.xavier_uniform_(self.att_target)
@@ -119,7 +123,7 @@ class GATConv(nn.Module):
         )
         if not self.concat:
             y = y.view(-1, self.heads, self.d_out).mean(1)
-        return y + self.bias
+        return y if self.bias is None else y + self.bias
 
 
 class LayerNorm(nn.LayerNorm):
@@ -161,7 +165,8 @@ class BatchNorm(nn.Module):
 
 
 class GNN(nn.Module):
-    """A stack of graph layers: dropout, convolution, and on hidden layers norm, activation and residual.
+    """A stack of graph layers: dropout, convolution, and on hidden layers norm, activation and residual. A layer
+    before a batch norm has no bias, which the norm would take off again.
 
     ``num_layers`` declares the depth, and ``whole_layers`` how many layers must give all nodes. ``forward(x, views)``
     takes features [n_in, F] and one view a layer and gives [n_out, C].
@@ -192,7 +197,7 @@ class GNN(nn.Module):
                 if self.norms:
                     y = self.norms[layer](y, view)
                 y = self.activation(y)
-                if self.residual and isinstance(x, Tensor) and x.shape[1] == y.shape[1]:
+                if self.residual and isinstance(x, Tensor) and layer:
                     y = y + view.own(x)
             x = y
         assert isinstance(x, Tensor)
@@ -200,12 +205,13 @@ class GNN(nn.Module):
 
 
 def _conv(config: TrainConfig, d_in: int, d_out: int, *, last: bool) -> nn.Module:
+    bias = last or config.norm != "batch"
     if config.model == "gat":
         heads = config.out_heads if last else config.heads
         width = d_out if last else d_out // heads
-        return GATConv(d_in, width, heads, concat=not last, dropout=config.dropout)
-    kinds: dict[str, type[nn.Module]] = {"gcn": GCNConv, "sage": SAGEConv, "gin": GINConv}
-    return kinds[config.model](d_in, d_out)
+        return GATConv(d_in, width, heads, bias=bias, concat=not last, dropout=config.dropout)
+    kinds: dict[str, Callable[..., nn.Module]] = {"gcn": GCNConv, "sage": SAGEConv, "gin": GINConv}
+    return kinds[config.model](d_in, d_out, bias=bias)
 
 
 ModelFactory = Callable[[int, int], nn.Module]

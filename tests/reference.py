@@ -180,6 +180,18 @@ class BatchNorm(nn.Module):
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, training=self.training)
 
 
+def _without_bias(conv: nn.Module) -> None:
+    """A batch norm takes off whatever a layer's bias adds."""
+    match conv:
+        case GCN() | GAT():
+            del conv.bias
+            conv.bias = 0.0
+        case SAGE():
+            conv.neighbor.bias = None
+        case GIN():
+            conv.second.bias = None
+
+
 class Reference(nn.Module):
     """What ``fullgraph.models.GNN`` computes, over the whole graph."""
 
@@ -190,6 +202,9 @@ class Reference(nn.Module):
         self.convs = nn.ModuleList(
             self._conv(layer, widths[layer], widths[layer + 1]) for layer in range(config.layers)
         )
+        if config.norm == "batch":
+            for conv in self.convs[:-1]:
+                _without_bias(conv)
         norm = {"layer": nn.LayerNorm, "batch": BatchNorm}.get(config.norm)
         self.norms = nn.ModuleList(norm(config.hidden) for _ in range(config.layers - 1) if norm is not None)
         self.to(getattr(torch, config.dtype))
@@ -210,7 +225,7 @@ class Reference(nn.Module):
             if layer < config.layers - 1:
                 y = self.norms[layer](y) if config.norm != "none" else y
                 y = F.elu(y) if config.model == "gat" else F.relu(y)
-                y = y + x if config.residual and x.shape == y.shape else y
+                y = y + x if config.residual and layer > 0 else y
             x = y
         return x
 
