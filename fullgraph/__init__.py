@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from fullgraph.shards import Shard as Shard
     from fullgraph.shards import read_manifest as read_manifest
     from fullgraph.shards import read_shard as read_shard
-    from fullgraph.train import train as train
+    from fullgraph.trainer import train as train
     from fullgraph.view import LayerView as LayerView
+    from fullgraph.world import RankError as RankError
     from fullgraph.world import World as World
     from fullgraph.world import open_world as open_world
 
@@ -26,11 +27,12 @@ _HOME = {
     "Manifest": "shards",
     "Shard": "shards",
     "TrainConfig": "config",
+    "RankError": "world",
     "World": "world",
     "open_world": "world",
     "read_manifest": "shards",
     "read_shard": "shards",
-    "train": "train",
+    "train": "trainer",
 }
 
 __all__ = [*_HOME]

@@ -59,7 +59,7 @@ class Demo:
 def _as_rank(options: Train) -> int:
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-    from fullgraph.train import train
+    from fullgraph.trainer import train
     from fullgraph.world import RankError, open_world
 
     # torchrun's own report of a failed rank shows what stands in the file that this handler writes.

@@ -24,7 +24,7 @@ def run_demo(out: Path, *, nodes: int, ranks: int | None, epochs: int) -> int:
     """
     from partition_tools import report, sources
     from partition_tools.assign import AssignOptions, assign
-    from partition_tools.build import build
+    from partition_tools.builder import build
     from partition_tools.summary import render, summarise
 
     console = Console(soft_wrap=True, highlight=False)

@@ -202,6 +202,12 @@ class SparseRows:
         head = self.matrix.head(rows)
         return SparseRows(head, self.values[: head.nnz])
 
+    def to_dense(self) -> Tensor:
+        """[n, F]"""
+        out = self.values.new_zeros(self.shape)
+        out[self.matrix.rows.long(), self.matrix.indices.long()] = self.values
+        return out
+
     def matmul(self, w: Tensor) -> Tensor:
         """``X w`` [n, D], differentiable in w [F, D]."""
         return _SparseLinear.apply(self.matrix, self.values, w)  # type: ignore[no-any-return, no-untyped-call]

@@ -87,6 +87,11 @@ class HaloPlan:
     """[h] index in the shard's halo list of each halo row."""
 
     @functools.cached_property
+    def edge_index(self) -> Tensor:
+        """int64 [2, e] (source in ``[owned | halo]`` rows, destination)."""
+        return torch.stack([self.edges.indices.to(torch.int64), self.edges.rows.to(torch.int64)])
+
+    @functools.cached_property
     def one_loop(self) -> tuple[SparseMatrix, Tensor]:
         """(edges with loops replaced by one for each owned node, the [e'] global ids of its edges).
 

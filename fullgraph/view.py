@@ -235,8 +235,8 @@ class LayerView:
         return _narrow_side(x, weight, lambda rows: _aggregate(rows, norm, self.plan, self.degrees, tag))
 
     def with_halo(self, x: Tensor | SparseRows, weight: Tensor | None = None) -> Tensor:
-        """``[owned | halo]`` rows [n_in + h, D] of x [n_in, D], or of ``x weight^T``; differentiable. Columns of
-        ``edges`` index them."""
+        """``[owned | halo]`` rows [n_in + h, D] of x [n_in, D], or of ``x weight^T``; differentiable. ``edge_index[0]``
+        indexes them."""
         tag = self._enter()
         if self.input is not None and isinstance(x, Tensor) and self._keeps:
             dropped = self._drawn_from_input(x)
@@ -264,14 +264,19 @@ class LayerView:
         return () if dropped is None and x is self.this_pass.input else None
 
     @property
-    def edges(self) -> SparseMatrix:
-        """In-edges [n_out, n_in + h] as CSR: ``indptr``, ``indices`` (sources in ``with_halo`` rows), ``rows``
-        (destinations), ``values`` (weights, or None)."""
-        return self.plan.halo.edges
+    def edge_index(self) -> Tensor:
+        """int64 [2, e] in-edges of the rows that this layer computes: source, as a row of ``with_halo``, and
+        destination; in order of destination."""
+        return self.plan.halo.edge_index
+
+    @property
+    def edge_weight(self) -> Tensor | None:
+        """[e] weights of the same; None where the graph has none."""
+        return self.plan.halo.edges.values
 
     @property
     def edge_ids(self) -> Tensor:
-        """int64 [e] global ids of ``edges``."""
+        """int64 [e] global ids of the same."""
         return self.plan.halo.edge_global
 
     def dropout(self, x: Rows, p: float) -> Rows:
@@ -403,12 +408,13 @@ def make_part(
     whole_layers: int = 0,
     prune: bool = True,
     layer0: Layer0 = "exchange",
+    dense: bool = False,
 ) -> GraphPart:
     """Put a shard on the world's device and agree its plans with every other rank (a collective).
 
     A model of ``num_layers`` layers is pruned in training (``fullgraph.reach``) above its first ``whole_layers``;
-    one whose depth is not known (None) is not. Raises ``RankError`` on all ranks where two shards do not fit, or one
-    has no features.
+    one whose depth is not known (None) is not. ``dense`` spreads out sparse features. Raises ``RankError`` on all ranks
+    where two shards do not fit, or one has no features.
     """
     device = world.device
     with world.stage("load"):
@@ -439,6 +445,7 @@ def make_part(
     with world.stage("load"):
         order = torch.from_numpy(graph.order)
         x = _features(shard, graph.order, dtype, feature_norm, device)
+        x = x.to_dense() if dense and isinstance(x, SparseRows) else x
         masks = {
             name: torch.from_numpy(getattr(shard, name)[split])[order].to(device)
             for name in ("train", "val", "test")

@@ -19,7 +19,7 @@ from tyro.conf import Positional
 from partition_tools import report as reports
 from partition_tools import sources
 from partition_tools.assign import AssignOptions, assign
-from partition_tools.build import build, check_target
+from partition_tools.builder import build, check_target
 from partition_tools.metis import MetisError
 from partition_tools.prepare import check, make_undirected, parse_fractions, random_split
 from partition_tools.summary import render, summarise

@@ -21,9 +21,9 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import partition_tools.build as build_module
+import partition_tools.builder as build_module
 from fullgraph.shards import MANIFEST, part_name, read_manifest, read_shard
-from partition_tools.build import build, check_target
+from partition_tools.builder import build, check_target
 from partition_tools.graph import Graph, Splits
 from partition_tools.sums import add, block_ids, block_of, block_sums, num_blocks
 from partition_tools.verify import verify

@@ -20,11 +20,11 @@ from torch import Tensor
 from fullgraph.config import TrainConfig
 from fullgraph.models import build_model
 from fullgraph.propagate import sum_over_ranks
-from fullgraph.train import load_shard, make_trainer
+from fullgraph.trainer import load_shard, make_trainer
 from fullgraph.view import LayerView, Pass, make_part
 from fullgraph.world import World
 from partition_tools.assign import Assignment
-from partition_tools.build import build
+from partition_tools.builder import build
 from partition_tools.graph import Graph
 from tests import reference
 from tests.graphs import CASES, shard_of

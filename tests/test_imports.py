@@ -17,7 +17,7 @@ FULLGRAPH, PARTITION_TOOLS = ROOT / "fullgraph", ROOT / "partition_tools"
 NUMPY_LAYERS = ("files", "hdf5", "shards", "cut", "cost")
 TORCH_LAYERS = (
     *("config", "world", "dropout", "kernels", "attention", "reach", "plan", "exchange", "propagate", "view", "models"),
-    *("evaluate", "runlog", "profile", "train", "launch", "demo", "__main__"),
+    *("evaluate", "runlog", "profile", "trainer", "launch", "demo", "__main__"),
 )
 LAYERS = (*NUMPY_LAYERS, *TORCH_LAYERS)
 
@@ -78,6 +78,9 @@ def test_only_demo_and_compare_take_partition_tools_and_only_inside_the_command(
     ids=lambda path: f"{path.parent.name}.{path.stem}",
 )
 def test_numpy_modules_name_no_torch(path: Path) -> None:
+    if path == PARTITION_TOOLS / "sources" / "tensors.py":  # reads .pt files, and names torch where it does so only
+        assert {name for name in imports(path) if name.startswith("torch")} == {"torch"}
+        return
     assert not [name for name in imports(path) if name.split(".")[0] == "torch"]
 
 

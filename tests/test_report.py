@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from fullgraph.shards import read_manifest
-from partition_tools.build import build
+from partition_tools.builder import build
 from partition_tools.graph import Graph, Splits
 from partition_tools.report import Report, imbalance, report, show, to_csv, to_json
 from tests.builds import assignment, change, two_triangles

@@ -31,7 +31,7 @@ from fullgraph.shards import (
     write_manifest,
     write_shard,
 )
-from partition_tools.build import build
+from partition_tools.builder import build
 from tests.builds import assignment, change, put, refresh_manifest, replace_dataset, rich_graph, two_triangles
 from tests.graphs import CASES, shard_of
 

@@ -109,6 +109,10 @@ class Trainer:
         if self.total_weight == 0:
             raise RankError(f"load: split {config.split} has no training nodes on any rank")
 
+    @property
+    def model_name(self) -> str:
+        return self.config.model if isinstance(self.model, GNN) else type(self.model).__name__
+
     def gradients(self, step: int) -> float:
         """Forward and backward of one step; leaves the whole graph's gradient in every rank's parameters and
         returns this rank's share of the loss."""
@@ -212,6 +216,7 @@ def make_trainer(shard: Shard, config: TrainConfig, world: World, model: ModelFa
         num_layers=getattr(net, "num_layers", None),
         whole_layers=getattr(net, "whole_layers", 0),
         prune=config.prune,
+        dense=not isinstance(net, GNN),
     )
     if config.class_weights == "balanced":
         target = balance_classes(target, part)
@@ -240,7 +245,7 @@ def train(
     manifest, shard = load_shard(folder, world)
     trainer = make_trainer(shard, config, world, model)
     del shard
-    run_folder = _agree_run_folder(run, manifest, config, world)
+    run_folder = _agree_run_folder(run, manifest, trainer)
     console.print(_headline(trainer, manifest), highlight=False, soft_wrap=True)
     if world.rank == 0:
         write_json(run_folder / "config.json", _config_record(folder, manifest, trainer))
@@ -415,8 +420,9 @@ def _check_same_weights(model: nn.Module, world: World) -> None:
         )
 
 
-def _agree_run_folder(run: str | Path | None, manifest: Manifest, config: TrainConfig, world: World) -> Path:
-    name = Path(run) if run else Path("runs") / f"{_slug(manifest)}-{config.model}-{time.strftime('%Y%m%d-%H%M%S')}"
+def _agree_run_folder(run: str | Path | None, manifest: Manifest, trainer: Trainer) -> Path:
+    world, started = trainer.world, time.strftime("%Y%m%d-%H%M%S")
+    name = Path(run) if run else Path("runs") / f"{_slug(manifest)}-{trainer.model_name}-{started}"
     path = Path(world.gather_json(str(name))[0])
     with world.stage("run folder"):
         if world.rank == 0:
@@ -432,12 +438,11 @@ def _slug(manifest: Manifest) -> str:
 def _headline(trainer: Trainer, manifest: Manifest) -> str:
     model, config, world = trainer.model, trainer.config, trainer.world
     count = sum(p.numel() for p in model.parameters())
-    name = config.model if isinstance(model, GNN) else type(model).__name__
     facts = manifest.graph
     return (
         f"{facts.get('name')}: {facts.get('num_nodes'):,} nodes, {facts.get('num_edges'):,} edges in {manifest.parts} "
         f"parts by {manifest.partition.get('method')}\n"
-        f"{name} of {count:,} parameters, {trainer.target.task}, best epoch by validation {trainer.target.metric}\n"
+        f"{trainer.model_name} of {count:,} parameters, {trainer.target.task}, best epoch by validation {trainer.target.metric}\n"
         f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device.type}, {torch.get_num_threads()} compute "
         f"thread{'s' if torch.get_num_threads() > 1 else ''} each\n"
         f"{_plan_line(trainer)}"
@@ -446,7 +451,10 @@ def _headline(trainer: Trainer, manifest: Manifest) -> str:
 
 def _plan_line(trainer: Trainer) -> str:
     config, part, model = trainer.config, trainer.part, trainer.model
-    rows = "halo rows" if config.plan == "halo" or getattr(model, "uses", "") == "halo" else "minimum-cover rows"
+    if not isinstance(model, GNN):
+        rows = "as the model's layers ask"
+    else:
+        rows = "halo rows" if config.plan == "halo" or model.uses == "halo" else "minimum-cover rows"
     if not config.prune:
         pruned = "not pruned (--no-prune)"
     elif part.training is None:

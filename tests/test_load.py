@@ -1,0 +1,284 @@
+"""The door to all readers: options of every format, steps in their order, look-alikes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partition_tools.graph import Graph
+from partition_tools.sources import LoadOptions, load, save_npz
+from tests.data import SHARED, needs_data
+
+EDGES = np.array([[0, 1, 1, 2, 0], [1, 1, 0, 0, 1]])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, num_nodes=4)
+    return tmp_path / "g.npz"
+
+
+def pairs(graph: Graph) -> list[tuple[int, int]]:
+    return list(zip(graph.src.tolist(), graph.dst.tolist(), strict=True))
+
+
+# --------------------------------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"duplicates": "merge"}, "--duplicates merge: expected keep, sum, first, error"),
+        ({"nan": "skip"}, "--nan skip: expected error, zero, mean"),
+        ({"index_base": 2}, "--index-base 2: expected 0, 1"),
+        ({"label_base": -1}, "--label-base -1: expected 0, 1"),
+        ({"task": "ranking"}, "--task ranking: expected single-label"),
+        ({"header": "maybe"}, "--header maybe: expected yes, no"),
+        ({"num_nodes": 0}, "--num-nodes 0: expected at least 1"),
+        ({"features": "random"}, "--features random: expected random:K"),
+        ({"features": "random:0"}, "--features random:0: expected random:K"),
+        ({"features": "learned:8:1"}, "--features learned:8:1: expected learned:K"),
+        ({"features": "learned:-3"}, "expected learned:K"),
+        ({"id_column": "id"}, "--id-column has no effect without"),
+        ({"text_ids": True, "num_nodes": 3}, "--text-ids: names are not numbered"),
+    ],
+)
+def test_options_check_themselves(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LoadOptions(**fields)
+
+
+def test_every_option_has_a_sentence_and_is_off_by_default() -> None:
+    assert LoadOptions().asked() == ()
+    assert LoadOptions(features="x.npy").features_file == "x.npy"
+    assert LoadOptions(features="./degree").features_file == "./degree"
+    assert LoadOptions(features="random:8:3").features_made == ("random", 8, 3)
+    assert {field.name for field in dataclasses.fields(LoadOptions)} >= {"undirected", "num_nodes", "features", "nan"}
+
+
+@pytest.mark.parametrize("options", [{"index_base": 1}, {"text_ids": True}, {"header": "no"}])
+def test_an_option_of_another_format_is_an_error(path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="has no effect on plain files, only on edge-list; leave it out"):
+        load(path, LoadOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": True}, "--weights: the file holds no edge weights"),
+        ({"task": "regression"}, "no effect on a graph without labels"),
+        ({"label_base": 1}, "no effect on a graph without labels"),
+        ({"num_nodes": 5}, "contradictory .*num_nodes: 4, --num-nodes: 5"),
+    ],
+)
+def test_an_option_that_contradicts_the_file_is_an_error(path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(path, LoadOptions(**options))
+
+
+@needs_data
+def test_a_number_of_nodes_that_is_another_shows_both(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has 34 nodes, but --num-nodes says 35"):
+        load(SHARED / "graphs/karate.graph", LoadOptions(num_nodes=35))
+    np.save(tmp_path / "x.npy", np.ones((33, 2)))
+    with pytest.raises(ValueError, match="33 rows of features for 34 nodes of karate"):
+        load(SHARED / "graphs/karate.graph", LoadOptions(features=str(tmp_path / "x.npy")))
+
+
+def test_a_number_of_nodes_where_the_file_has_none(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=EDGES)
+    assert load(tmp_path / "g.npz", LoadOptions(num_nodes=9)).num_nodes == 9
+    np.save(tmp_path / "x.npy", np.ones((7, 2)))
+    assert load(tmp_path / "g.npz", LoadOptions(features=str(tmp_path / "x.npy"))).num_nodes == 7
+    with pytest.raises(ValueError, match="edge 3 is 2 -> 0, but there are 2 nodes"):
+        load(tmp_path / "g.npz", LoadOptions(num_nodes=2))
+
+
+@pytest.mark.parametrize(
+    ("y", "task", "expected"),
+    [
+        ([0, 1, -1, 2], "regression", [0, 1, np.nan, 2]),
+        ([0.0, 1, 3, 2], "regression", [0, 1, 3, 2]),
+        (np.eye(4, dtype=int), "single-label", [0, 1, 2, 3]),
+        ([[0, 1], [0, 0], [1, 0], [1, 0]], "single-label", [1, -1, 0, 0]),
+        ([[0, 1], [0, 0], [1, 0], [1, 0]], "regression", [[0, 1], [0, 0], [1, 0], [1, 0]]),
+        ([0, 1, 1, 0], "multi-label", [[0], [1], [1], [0]]),
+        ([1, 0, 1, 2], "single-label", [1, 0, 1, 2]),
+    ],
+)
+def test_a_task_that_labels_do_not_look_like(tmp_path: Path, y: Any, task: Any, expected: Any) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, y=y)
+    g = load(tmp_path / "g.npz", LoadOptions(task=task))
+    assert g.task == task
+    np.testing.assert_array_equal(g.y, expected)
+
+
+def test_a_task_that_labels_cannot_have(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, y=[[1, 1], [0, 0], [0, 0], [0, 1]])
+    with pytest.raises(ValueError, match="node 0 has 2 labels; expected one at most"):
+        load(tmp_path / "g.npz", LoadOptions(task="single-label"))
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, y=[0, 2, 1, 1])
+    with pytest.raises(ValueError, match="0 or 1 each"):
+        load(tmp_path / "g.npz", LoadOptions(task="multi-label"))
+
+
+# ----------------------------------------------------------------------------------------------------------- steps
+
+
+def test_steps_come_in_their_order_and_are_said(path: Path) -> None:
+    g = load(path, LoadOptions(drop_loops=True, duplicates="sum", undirected=True, features="degree"))
+    assert pairs(g) == [(0, 1), (1, 0), (2, 0), (0, 2)]
+    assert g.edge_weight is not None
+    assert g.edge_weight.tolist() == [2, 1, 1, 1]
+    np.testing.assert_array_equal(g.x, np.log1p(np.array([[2], [1], [1], [0]])).astype(np.float32))
+    text = "\n".join(g.changes)
+    places = [text.index(word) for word in ("1 loops dropped", "1 edges that repeat", "made undirected", "features: log")]
+    assert places == sorted(places)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=20), st.booleans(), st.integers(0, 99))
+@settings(max_examples=80, deadline=None)
+def test_duplicates(
+    tmp_path_factory: pytest.TempPathFactory, edges: list[tuple[int, int]], weighted: bool, seed: int
+) -> None:
+    path = tmp_path_factory.mktemp("npz") / "g.npz"
+    src, dst = np.array(edges, np.int64).reshape(-1, 2).T
+    weight = np.random.default_rng(seed).integers(1, 9, len(edges)).astype(np.float64)
+    save_npz(path, Graph(name="g", num_nodes=4, src=src, dst=dst, edge_weight=weight if weighted else None))
+    first = list(dict.fromkeys(edges))
+    for how in ("keep", "first", "sum"):
+        g = load(path, LoadOptions(duplicates=how))  # type: ignore[arg-type]
+        assert pairs(g) == (edges if how == "keep" else first)
+        if how == "first" and weighted:
+            assert g.edge_weight is not None
+            assert g.edge_weight.tolist() == [weight[edges.index(pair)] for pair in first]
+        if how == "sum" and len(first) < len(edges):
+            total: Counter[tuple[int, int]] = Counter()
+            for pair, w in zip(edges, weight if weighted else np.ones(len(edges)), strict=True):
+                total[pair] += w
+            assert g.edge_weight is not None
+            assert g.edge_weight.tolist() == [total[pair] for pair in first]
+    if len(first) < len(edges):
+        again = next(i for i, pair in enumerate(edges) if pair in edges[:i])
+        with pytest.raises(ValueError, match=f"edge {again} is {edges[again][0]} -> {edges[again][1]} as an edge before"):
+            load(path, LoadOptions(duplicates="error"))
+    else:
+        assert load(path, LoadOptions(duplicates="error")).num_edges == len(edges)
+
+
+def test_edge_features_go_along(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, edge_x=np.arange(10).reshape(5, 2))
+    g = load(tmp_path / "g.npz", LoadOptions(drop_loops=True, duplicates="first", undirected=True))
+    assert pairs(g) == [(0, 1), (1, 0), (2, 0), (0, 2)]
+    assert g.edge_x is not None
+    assert g.edge_x.tolist() == [[0, 1], [4, 5], [6, 7], [6, 7]]
+    with pytest.raises(ValueError, match="have features, which have no sum"):
+        load(tmp_path / "g.npz", LoadOptions(duplicates="sum"))
+    np.savez(tmp_path / "h.npz", edge_index=EDGES, edge_attr=np.ones(5, np.float32), edge_x=np.ones((5, 1)))
+    with pytest.raises(ValueError, match="edge_x and edge_attr say the same"):
+        load(tmp_path / "h.npz")
+
+
+def test_features_made_from_the_graph(path: Path) -> None:
+    degree = load(path, LoadOptions(features="degree"))
+    np.testing.assert_array_equal(
+        degree.x, np.log1p(np.array([[2, 2], [3, 2], [0, 1], [0, 0]])).astype(np.float32)
+    )
+    onehot = load(path, LoadOptions(features="onehot")).x
+    assert isinstance(onehot, sp.csr_array)
+    np.testing.assert_array_equal(onehot.toarray(), np.eye(4))
+    random = [load(path, LoadOptions(features=f"random:{spec}")).x for spec in ("3", "3", "3:1")]
+    np.testing.assert_array_equal(random[0], random[1])
+    assert not np.array_equal(random[0], random[2])  # type: ignore[arg-type]
+    learned = load(path, LoadOptions(features="learned:16"))
+    assert (learned.x, learned.learned_features) == (None, 16)
+    assert "features: 16 columns that training learns" in learned.changes
+
+
+def test_features_made_in_place_of_others_are_said(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, x=np.ones((3, 5)))
+    g = load(tmp_path / "g.npz", LoadOptions(features="learned:2"))
+    assert g.x is None
+    assert "in place of the 5 of the graph's own" in g.changes[-1]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_values_that_are_no_numbers_are_filled_on_request(tmp_path: Path, sparse: bool) -> None:
+    x = np.array([[1, np.nan], [3, 0], [np.inf, -np.inf], [0, 0]], np.float16 if not sparse else np.float32)
+    g = Graph(name="g", num_nodes=4, src=EDGES[0], dst=EDGES[1], x=sp.csr_array(x) if sparse else x)
+    save_npz(tmp_path / "g.npz", g)
+    for how, expected in (("zero", [[1, 0], [3, 0], [0, 0], [0, 0]]), ("mean", [[1, 0], [3, 0], [4 / 3, 0], [0, 0]])):
+        filled = load(tmp_path / "g.npz", LoadOptions(nan=how))  # type: ignore[arg-type]
+        assert filled.x is not None
+        assert filled.x.dtype == x.dtype
+        dense = filled.x.toarray() if isinstance(filled.x, sp.csr_array) else filled.x
+        np.testing.assert_array_equal(dense, np.array(expected).astype(x.dtype))
+        assert any("3 values of x" in change for change in filled.changes)
+
+
+# ------------------------------------------------------------------------------------------------------ look-alikes
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("g.mesh", "a METIS mesh .*m2gmetis"),
+        ("g.hgr", "a hypergraph"),
+        ("g.graphml", "GraphML; .*write_edgelist"),
+        ("g.gr.gz", "a DIMACS graph"),
+        ("g.pkl", "a pickle, which is not read"),
+        ("g.graph.part.8", "--method file:PATH"),
+        ("x.npy", "one array; .*--features"),
+        ("g.parquet", "Parquet"),
+        ("g.csv.bz2", "packed by bzip2"),
+    ],
+)
+def test_a_look_alike_is_told_what_it_is(tmp_path: Path, name: str, what: str) -> None:
+    (tmp_path / name).write_bytes(b"1 2 3\n")
+    with pytest.raises(ValueError, match=f"{name}: is {what}"):
+        load(tmp_path / name)
+
+
+def test_folders_that_are_no_graph(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ValueError, match="no known format"):
+        load(tmp_path / "a")
+    np.savez(tmp_path / "a" / "g.npz", edge_index=EDGES)
+    with pytest.raises(ValueError, match="is a folder; name one of the files in it"):
+        load(tmp_path / "a")
+    (tmp_path / "b" / "processed").mkdir(parents=True)
+    (tmp_path / "b" / "processed" / "data.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match="a data set that PyG processed"):
+        load(tmp_path / "b")
+
+
+def test_lists_of_nodes_in_place_of_masks(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, num_nodes=4, train_idx=[0, 3], val_idx=[[1], [2]], test_idx=[])
+    g = load(tmp_path / "g.npz")
+    assert g.splits is not None
+    assert g.splits.train.tolist() == [[True, False, False, True]] * 2
+    assert g.splits.val.tolist() == [[False, True, False, False], [False, False, True, False]]
+    assert not g.splits.test.any()
+
+
+@pytest.mark.parametrize("field", ["x", "edge_x", "edge_weight", "y"])
+def test_numbers_that_no_shard_holds_are_not_narrowed(tmp_path: Path, field: str) -> None:
+    rows = 4 if field in ("x", "y") else 5
+    values = np.full((rows, 2) if field in ("x", "edge_x") else rows, 0.5, np.longdouble)
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, num_nodes=4, **{field: values})
+    with pytest.raises(ValueError, match=f"{field} is float128"):
+        load(tmp_path / "g.npz")
+
+
+def test_whole_weights_that_no_float_holds_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, edge_weight=np.full(5, 2**53 + 1))
+    with pytest.raises(ValueError, match="9007199254740993, which no float holds exactly"):
+        load(tmp_path / "g.npz")
