@@ -12,18 +12,28 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fullgraph.config import TrainConfig as TrainConfig
+    from fullgraph.inference import evaluate as evaluate
+    from fullgraph.inference import predict as predict
     from fullgraph.shards import Manifest as Manifest
     from fullgraph.shards import Shard as Shard
     from fullgraph.shards import read_manifest as read_manifest
     from fullgraph.shards import read_shard as read_shard
+    from fullgraph.trainer import load as load
     from fullgraph.trainer import train as train
+    from fullgraph.view import GraphPart as GraphPart
     from fullgraph.view import LayerView as LayerView
+    from fullgraph.view import Pass as Pass
     from fullgraph.world import RankError as RankError
     from fullgraph.world import World as World
     from fullgraph.world import open_world as open_world
 
 _HOME = {
+    "GraphPart": "view",
     "LayerView": "view",
+    "Pass": "view",
+    "evaluate": "inference",
+    "load": "trainer",
+    "predict": "inference",
     "Manifest": "shards",
     "Shard": "shards",
     "TrainConfig": "config",

@@ -7,12 +7,16 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from fullgraph.config import TrainConfig
 from fullgraph.shards import read_manifest
+
+if TYPE_CHECKING:
+    from fullgraph.inference import Kind
+    from fullgraph.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +33,83 @@ class Train:
     """Folder for the results; by default a new one under runs/."""
 
     def main(self) -> int:
-        from fullgraph.launch import launch_local, under_torchrun
+        def work(world: World) -> None:
+            from fullgraph.trainer import train
 
-        parts = read_manifest(self.folder).parts
-        if not under_torchrun() and parts > 1:
-            return launch_local(sys.argv[1:], parts)
-        return _as_rank(self)
+            train(self.folder, self.config, run=self.run, world=world)
+
+        return _on_ranks(self.folder, work, timeout=self.config.timeout, threads=self.config.threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """Predict every node of a graph with a trained model, in the order and under the ids of the user's graph."""
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """Folder of shards of the graph that the model was trained on."""
+    run: Annotated[Path, tyro.conf.arg(aliases=["--run-dir"])]
+    """Run folder of the model."""
+    out: Path
+    """File to write: .npy (the array alone), .h5 (predictions and ids) or .csv (a line a node, its id first)."""
+    probabilities: bool = False
+    """Write class probabilities, not labels."""
+    embeddings: bool = False
+    """Write the last layer's input, not labels."""
+    graph: Path | None = None
+    """Folder of shards of another graph with the same features, to predict there."""
+    state: Literal["best", "last"] = "best"
+    """Weights of the best epoch by validation, or of the last."""
+
+    def main(self) -> int:
+        if self.probabilities and self.embeddings:
+            raise ValueError("--probabilities and --embeddings exclude each other")
+        kind: Kind = "probabilities" if self.probabilities else "embeddings" if self.embeddings else "labels"
+        folder = self.graph or self.folder
+
+        def work(world: World) -> None:
+            from fullgraph.inference import predict
+
+            path = predict(folder, self.run, self.out, kind=kind, state=self.state, world=world)
+            if world.rank == 0:
+                print(f"wrote {kind} of {read_manifest(folder).graph.get('num_nodes'):,} nodes to {path}")
+
+        return _on_ranks(folder, work)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Print the exact scores of a trained model."""
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """Folder of shards of the graph that the model was trained on."""
+    run: Annotated[Path, tyro.conf.arg(aliases=["--run-dir"])]
+    """Run folder of the model."""
+    split: int | None = None
+    """Split to score; by default the run's."""
+    confusion: bool = False
+    """Print a table of true against predicted classes for each mask."""
+    json: bool = False
+    """Print one JSON object."""
+    graph: Path | None = None
+    """Folder of shards of another graph with the same features, to score there."""
+    state: Literal["best", "last"] = "best"
+    """Weights of the best epoch by validation, or of the last."""
+
+    def main(self) -> int:
+        folder = self.graph or self.folder
+
+        def work(world: World) -> None:
+            from rich.console import Console
+
+            from fullgraph.inference import evaluate, show_evaluation
+
+            found = evaluate(
+                folder, self.run, split=self.split, confusion=self.confusion, state=self.state, world=world
+            )
+            if world.rank == 0:
+                show_evaluation(found, Console(), as_json=self.json)
+
+        return _on_ranks(folder, work)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,20 +131,28 @@ class Demo:
         return run_demo(self.out, nodes=self.nodes, ranks=self.ranks, epochs=self.epochs)
 
 
-def _as_rank(options: Train) -> int:
+def _on_ranks(
+    folder: Path, work: Callable[[World], None], *, timeout: float = 300.0, threads: int | None = None
+) -> int:
+    """Run ``work`` on one rank a part: as the rank that a launcher made this process, or by launching them."""
+    from fullgraph.launch import launch_local, under_torchrun
+
+    parts = read_manifest(folder).parts
+    if not under_torchrun() and parts > 1:
+        return launch_local(sys.argv[1:], parts)
+
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-    from fullgraph.trainer import train
     from fullgraph.world import RankError, open_world
 
     # torchrun's own report of a failed rank shows what stands in the file that this handler writes.
     handler = get_error_handler()
     handler.initialize()
-    with open_world(timeout=options.config.timeout, threads=options.config.threads) as world:
+    with open_world(timeout=timeout, threads=threads) as world:
         try:
-            train(options.folder, options.config, run=options.run, world=world)
+            work(world)
         except Exception as cause:
-            error = world.report_failure("train", cause)
+            error = world.report_failure("run", cause)
             handler.record_exception(RankError(str(error)))  # a fresh one: its message without a traceback
             if error.printer == world.rank:
                 if not isinstance(cause, RankError):
@@ -84,7 +167,12 @@ def _fail(message: str) -> None:
     print(f"fullgraph: error: {message}", file=sys.stderr, flush=True)
 
 
-_COMMANDS: dict[str, Callable[..., Train | Demo]] = {"train": Train, "demo": Demo}
+_COMMANDS: dict[str, Callable[..., Train | Predict | Evaluate | Demo]] = {
+    "train": Train,
+    "predict": Predict,
+    "evaluate": Evaluate,
+    "demo": Demo,
+}
 
 
 def main() -> None:

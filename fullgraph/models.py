@@ -190,17 +190,22 @@ class GNN(nn.Module):
         self.activation = F.elu if config.model == "gat" else F.relu
 
     def forward(self, x: Input, views: Sequence[LayerView]) -> Tensor:
+        y: Tensor = self.convs[-1](self.embed(x, views), views[-1])
+        return y
+
+    def embed(self, x: Input, views: Sequence[LayerView]) -> Input:
+        """The last layer's input [n_in of the last view, hidden]; the features where there is but one layer."""
         for layer, (conv, view) in enumerate(zip(self.convs, views, strict=True)):
             x = view.dropout(x, self.dropout if layer else self.input_dropout)
+            if layer == self.num_layers - 1:
+                break
             y: Tensor = conv(x, view)
-            if layer < self.num_layers - 1:
-                if self.norms:
-                    y = self.norms[layer](y, view)
-                y = self.activation(y)
-                if self.residual and isinstance(x, Tensor) and layer:
-                    y = y + view.own(x)
+            if self.norms:
+                y = self.norms[layer](y, view)
+            y = self.activation(y)
+            if self.residual and isinstance(x, Tensor) and layer:
+                y = y + view.own(x)
             x = y
-        assert isinstance(x, Tensor)
         return x
 
 

@@ -12,24 +12,24 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fullgraph.evaluate import Scores
 from fullgraph.files import appears_by_rename
+from fullgraph.metrics import Scores
 
 
 def write_json(path: Path, value: Any) -> None:
     """A file that appears whole or not at all."""
     with appears_by_rename(path) as temporary:
-        temporary.write_text(json.dumps(_plain(value), indent=2) + "\n")
+        temporary.write_text(json.dumps(plain(value), indent=2) + "\n")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no NaN: an undefined number is null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value
 
 
@@ -78,7 +78,7 @@ class RunLog:
 
     def epoch(self, record: dict[str, Any], scores: Scores | None) -> None:
         """``record`` has epoch, loss, seconds, comm_seconds, bytes_sent; ``scores`` on evaluated epochs."""
-        self._file.write(json.dumps(_plain(record | (scores or {}))) + "\n")
+        self._file.write(json.dumps(plain(record | (scores or {}))) + "\n")
         self._scores = scores or self._scores
         done, now = record["epoch"] + 1, time.monotonic()
         line = self.line(record)

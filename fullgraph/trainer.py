@@ -41,17 +41,17 @@ from fullgraph.cost import (
     layer0_seconds,
     layer_ledger,
 )
-from fullgraph.evaluate import (
+from fullgraph.kernels import SparseRows
+from fullgraph.metrics import (
     LOWER_IS_BETTER,
     Scores,
     Target,
     balance_classes,
     choose_target,
     fit_labels,
-    predict,
+    run_model,
     score,
 )
-from fullgraph.kernels import SparseRows
 from fullgraph.models import GNN, ModelFactory, build_model
 from fullgraph.profile import profile, show_profile
 from fullgraph.runlog import RunLog, create_run_folder, show, write_json, write_state
@@ -90,6 +90,25 @@ def load_shard(folder: Path, world: World) -> tuple[Manifest, Shard]:
             f"all ranks must read shards of one build: copy them again"
         )
     return manifest, shard
+
+
+def load(
+    folder: str | Path,
+    *,
+    world: World | None = None,
+    split: int = 0,
+    dtype: torch.dtype = torch.float32,
+    num_layers: int | None = None,
+) -> GraphPart:
+    """This rank's part of the graph in ``folder``, for a training loop of one's own (a collective).
+
+    ``part.run(model, Pass(training=True, seed=..., step=...))`` is one forward pass; loss is a local sum over
+    ``part.masks["train"]`` divided by the global count, and parameter gradients are to be summed over ranks. A model
+    of ``num_layers`` layers is pruned in training.
+    """
+    world = world or World()
+    _, shard = load_shard(Path(folder), world)
+    return make_part(shard, world, split=split, dtype=dtype, num_layers=num_layers)
 
 
 class Trainer:
@@ -164,7 +183,7 @@ class Trainer:
         return record, bool(stats[:, 2].any())
 
     def evaluate(self) -> Scores:
-        scores = score(self.part, self.target, self.y, predict(self.model, self.part))
+        scores = score(self.part, self.target, self.y, run_model(self.model, self.part))
         self.world.meter.enter(REST)
         return scores
 
@@ -436,13 +455,13 @@ def _slug(manifest: Manifest) -> str:
 
 
 def _headline(trainer: Trainer, manifest: Manifest) -> str:
-    model, config, world = trainer.model, trainer.config, trainer.world
+    model, world, target = trainer.model, trainer.world, trainer.target
     count = sum(p.numel() for p in model.parameters())
     facts = manifest.graph
     return (
         f"{facts.get('name')}: {facts.get('num_nodes'):,} nodes, {facts.get('num_edges'):,} edges in {manifest.parts} "
         f"parts by {manifest.partition.get('method')}\n"
-        f"{trainer.model_name} of {count:,} parameters, {trainer.target.task}, best epoch by validation {trainer.target.metric}\n"
+        f"{trainer.model_name} of {count:,} parameters, {target.task}, best epoch by validation {target.metric}\n"
         f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device.type}, {torch.get_num_threads()} compute "
         f"thread{'s' if torch.get_num_threads() > 1 else ''} each\n"
         f"{_plan_line(trainer)}"
@@ -475,6 +494,9 @@ def _config_record(folder: Path, manifest: Manifest, trainer: Trainer) -> dict[s
         "build_id": manifest.build_id,
         "graph": manifest.graph,
         "partition": manifest.partition,
+        "model_name": trainer.model_name,
+        "features": trainer.part.x.shape[1],
+        "outputs": trainer.target.outputs,
         "task": trainer.target.task,
         "metric": trainer.target.metric,
         "layer0": trainer.part.input.mode,

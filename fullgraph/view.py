@@ -25,7 +25,7 @@ from fullgraph.cost import Layer0, Tag
 from fullgraph.cut import selecting_factors
 from fullgraph.dropout import MaskKey, dropout, keep_entries, keep_mask, threshold
 from fullgraph.exchange import halo_rows
-from fullgraph.kernels import SparseMatrix, SparseRows, linear, sparse_matrix
+from fullgraph.kernels import SparseRows, linear, sparse_matrix
 from fullgraph.plan import Plan, agree_route
 from fullgraph.propagate import propagate, sum_over_ranks
 from fullgraph.reach import distances, local_graph, needed

@@ -21,7 +21,7 @@ from partition_tools import sources
 from partition_tools.assign import AssignOptions, assign
 from partition_tools.builder import build, check_target
 from partition_tools.metis import MetisError
-from partition_tools.prepare import check, make_undirected, parse_fractions, random_split
+from partition_tools.prepare import check, parse_fractions, random_split
 from partition_tools.summary import render, summarise
 from partition_tools.verify import verify
 
@@ -39,8 +39,7 @@ class Build:
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """Folder to write; it appears when the build is complete."""
     options: Annotated[AssignOptions, tyro.conf.arg(name="")]
-    undirected: bool = False
-    """Add the reverse of every edge that has none."""
+    load: Annotated[sources.LoadOptions, tyro.conf.arg(name="")]
     random_split: Annotated[str | None, tyro.conf.arg(metavar="TRAIN/VAL/TEST")] = None
     """Split the labelled nodes at random by --seed, class by class, instead of taking the graph's own splits; a graph
     without any is split 0.6/0.2/0.2."""
@@ -50,9 +49,7 @@ class Build:
     def run(self) -> int:
         fractions = parse_fractions(self.random_split or DEFAULT_SPLIT)
         check_target(self.out, force=self.force)
-        graph = sources.load(self.graph)
-        if self.undirected:
-            graph = make_undirected(graph)
+        graph = sources.load(self.graph, self.load)
         if self.random_split is not None or (graph.splits is None and graph.labelled.any()):
             graph = random_split(graph, fractions, self.options.seed)
         check(graph)

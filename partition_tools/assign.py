@@ -194,6 +194,11 @@ def assign(graph: Graph, options: AssignOptions) -> Assignment:
     )
 
 
+def partition(graph: Graph, parts: int, method: str = "metis", **options: Any) -> Assignment:
+    """`assign` with the fields of `AssignOptions` as keywords."""
+    return assign(graph, AssignOptions(parts=parts, method=method, **options))
+
+
 def read_parts(path: Path, *, num_nodes: int, parts: int) -> NDArray[np.int32]:
     """[N] part of each node from a file: text with one id a line, as METIS's programs write it, or ``.npy``.
 

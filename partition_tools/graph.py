@@ -56,10 +56,14 @@ class Graph:
     splits: Splits | None = None
     edge_weight: NDArray[np.floating[Any]] | None = None
     """[E] float32 or float64."""
+    edge_x: Array | None = None
+    """[E, K] edge features, any real dtype."""
     node_weight: NDArray[np.int64] | None = None
     """[N, c] weights for balance, where the file has them."""
     node_ids: Array | None = None
     """[N] the user's own ids (int64 or str), where they differ from 0..N-1."""
+    learned_features: int = 0
+    """Columns of a feature table that training learns, a row a node, in place of x; 0 for none."""
     changes: tuple[str, ...] = ()
     """One sentence for each thing that was changed or chosen on the way from the file to here."""
 
@@ -92,6 +96,12 @@ class Graph:
             raise ValueError(f"{self.name}: x has shape {list(self.x.shape)}; expected [N, F] = [{n}, F]")
         if self.edge_weight is not None and self.edge_weight.shape != (e,):
             raise ValueError(f"{self.name}: edge_weight has shape {list(self.edge_weight.shape)} for {e} edges")
+        if self.edge_x is not None and (self.edge_x.ndim != 2 or self.edge_x.shape[0] != e):
+            raise ValueError(f"{self.name}: edge_x has shape {list(self.edge_x.shape)}; expected [E, K] with E = {e}")
+        if self.learned_features < 0 or (self.learned_features and self.x is not None):
+            raise ValueError(
+                f"{self.name}: learned_features is {self.learned_features}; expected 0, or more for a graph without x"
+            )
         if self.splits is not None:
             for field in ("train", "val", "test"):
                 mask = getattr(self.splits, field)

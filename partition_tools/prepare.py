@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from numpy.typing import NDArray
 
 from partition_tools.graph import Array, Graph, Splits, entry_keys
 
 _BLOCK_ROWS = 1 << 16
+_FEATURES = {"x": "node", "edge_x": "edge"}
+"""Fields of features, and what a row of each is."""
 
 
 def check(graph: Graph) -> None:
     """Raise ``ValueError`` for data that would turn a training run into NaN.
 
-    That is: NaN or infinity in features, edge weights or targets (a target of NaN means no label), and nodes without
-    a label in a mask.
+    That is: NaN or infinity in features of nodes or edges, edge weights or targets (a target of NaN means no label),
+    and nodes without a label in a mask.
     """
-    if graph.x is not None:
-        _check_features(graph)
+    for field, row in _FEATURES.items():
+        found = _not_finite(getattr(graph, field))
+        if found is not None:
+            count, place = found
+            raise ValueError(
+                f"{graph.name}: {field} holds {count} values that are NaN or infinite, the first at {row} {place[0]}, "
+                f"column {place[1]}; replace them (--nan zero or --nan mean) or drop the column"
+            )
     if graph.edge_weight is not None:
         bad = np.flatnonzero(~np.isfinite(graph.edge_weight))
         if bad.size:
@@ -48,32 +58,158 @@ def check(graph: Graph) -> None:
             )
 
 
-def _check_features(graph: Graph) -> None:
-    x = graph.x
-    assert x is not None
-    if not np.issubdtype(x.dtype, np.floating):
-        return
-    count, place = 0, (0, 0)
+def _not_finite(x: Array | sp.csr_array | None) -> tuple[int, tuple[int, int]] | None:
+    """How many values are NaN or infinite, and the row and column of the first; None where all are finite."""
+    if x is None or not np.issubdtype(x.dtype, np.floating):
+        return None
     if isinstance(x, sp.csr_array):
         bad = np.flatnonzero(~np.isfinite(x.data))
-        if bad.size:
-            count = bad.size
-            place = (int(np.searchsorted(x.indptr, bad[0], "right")) - 1, int(x.indices[bad[0]]))
-    else:
-        for start in range(0, graph.num_nodes, _BLOCK_ROWS):
-            rows, columns = np.nonzero(~np.isfinite(x[start : start + _BLOCK_ROWS]))
-            if rows.size and count == 0:
-                place = (start + int(rows[0]), int(columns[0]))
-            count += rows.size
-    if count:
+        if bad.size == 0:
+            return None
+        return bad.size, (int(np.searchsorted(x.indptr, bad[0], "right")) - 1, int(x.indices[bad[0]]))
+    count, place = 0, (0, 0)
+    for start in range(0, x.shape[0], _BLOCK_ROWS):
+        rows, columns = np.nonzero(~np.isfinite(x[start : start + _BLOCK_ROWS]))
+        if rows.size and count == 0:
+            place = (start + int(rows[0]), int(columns[0]))
+        count += rows.size
+    return (count, place) if count else None
+
+
+def fill_features(graph: Graph, how: str) -> Graph:
+    """The graph with features of nodes and edges that are NaN or infinite replaced by 0 or by their column's mean.
+
+    ``how`` is zero or mean. A mean is that of the column's finite values, those that a sparse matrix does not store
+    (zeros) included; 0 for a column without any. Dtypes stay.
+    """
+    filled: dict[str, Any] = {}
+    changes = list(graph.changes)
+    for field in _FEATURES:
+        x = getattr(graph, field)
+        found = _not_finite(x)
+        if found is None:
+            continue
+        filled[field] = _filled_sparse(x, how) if isinstance(x, sp.csr_array) else _filled(x, how)
+        became = "0" if how == "zero" else "the mean of their column"
+        changes.append(f"{found[0]} values of {field} that were NaN or infinite became {became}")
+    return replace(graph, **filled, changes=tuple(changes))
+
+
+def _filled(x: Array, how: str) -> Array:
+    values, (rows, columns) = x.copy(), np.nonzero(~np.isfinite(x))
+    values[rows, columns] = 0
+    if how == "mean":
+        means = _means(values.sum(axis=0, dtype=np.float64), columns, x.shape[0])
+        values[rows, columns] = means[columns]
+    return values
+
+
+def _filled_sparse(x: sp.csr_array, how: str) -> sp.csr_array:
+    values, bad = x.data.copy(), ~np.isfinite(x.data)
+    values[bad] = 0
+    if how == "mean":
+        columns = x.indices[bad]
+        means = _means(np.bincount(x.indices, values, x.shape[1]), columns, x.shape[0])
+        values[bad] = means[columns]
+    return sp.csr_array((values, x.indices, x.indptr), shape=x.shape)
+
+
+def _means(total: Array, bad_columns: Array, rows: int) -> NDArray[np.float64]:
+    """Means of columns by their sums without the bad values."""
+    good = rows - np.bincount(bad_columns, minlength=total.shape[0])
+    return np.asarray(total / np.maximum(good, 1))
+
+
+def _with_edges(graph: Graph, edges: NDArray[np.int64], change: str) -> Graph:
+    """The graph with these of its edges, in this order."""
+    return replace(
+        graph,
+        src=graph.src[edges],
+        dst=graph.dst[edges],
+        edge_weight=None if graph.edge_weight is None else graph.edge_weight[edges],
+        edge_x=None if graph.edge_x is None else graph.edge_x[edges],
+        changes=(*graph.changes, change),
+    )
+
+
+def drop_loops(graph: Graph) -> Graph:
+    """The graph without edges from a node to itself; the others keep their order."""
+    kept = np.flatnonzero(graph.src != graph.dst)
+    return _with_edges(graph, kept, f"{graph.num_edges - kept.size} loops dropped")
+
+
+def merge_duplicates(graph: Graph, how: str) -> Graph:
+    """The graph with one edge for all that have the same source and destination, in the order of the first of each.
+
+    ``how`` is sum (weights are summed; where there are none an edge counts 1), first (the first is kept as it is) or
+    error (``ValueError`` naming the first repeated edge).
+    """
+    keys = entry_keys(graph.src, graph.dst, graph.num_nodes)
+    order = np.argsort(keys, kind="stable")
+    begins = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    firsts = order[begins]
+    repeated = graph.num_edges - firsts.size
+    if repeated and how == "error":
+        again = np.ones(graph.num_edges, np.bool_)
+        again[firsts] = False
+        edge = int(np.argmax(again))
         raise ValueError(
-            f"{graph.name}: x holds {count} values that are NaN or infinite, the first at node {place[0]}, column "
-            f"{place[1]}; replace them (by 0 or the column's mean) or drop the column"
+            f"{graph.name}: edge {edge} is {int(graph.src[edge])} -> {int(graph.dst[edge])} as an edge before it; "
+            f"{repeated} edges repeat another (--duplicates error); --duplicates sum or first merges them"
         )
+    if repeated == 0:
+        return replace(graph, changes=(*graph.changes, "no edge repeats another, so no duplicates were merged"))
+    if how == "sum" and graph.edge_x is not None:
+        raise ValueError(
+            f"{graph.name}: --duplicates sum: {repeated} edges repeat another and have features, which have no sum; "
+            f"--duplicates first keeps those of the first"
+        )
+    by_first = np.argsort(firsts)
+    said = f"{repeated} edges that repeat another were merged with it: "
+    merged = _with_edges(
+        graph, firsts[by_first], said + ("weights summed" if how == "sum" else "the first of each was kept")
+    )
+    if how == "first":
+        return merged
+    weight = np.ones(graph.num_edges, np.float32) if graph.edge_weight is None else graph.edge_weight
+    summed = np.add.reduceat(weight[order].astype(np.float64), begins).astype(weight.dtype)
+    return replace(merged, edge_weight=summed[by_first])
+
+
+def make_features(graph: Graph, kind: str, columns: int, seed: int) -> Graph:
+    """The graph with features made from it: degree, onehot, random or learned.
+
+    degree: float32 log(1 + in-degree), and log(1 + out-degree) where some node's differs. onehot: the N unit vectors,
+    sparse. random: ``columns`` standard normal float32, by ``seed``. learned: none, but ``learned_features`` columns
+    that training learns.
+    """
+    n = graph.num_nodes
+    x: Array | sp.csr_array | None = None
+    if kind == "degree":
+        into, out = (np.bincount(ends, minlength=n) for ends in (graph.dst, graph.src))
+        alike = np.array_equal(into, out)
+        x = np.log1p(np.stack([into] if alike else [into, out], axis=1)).astype(np.float32)
+        said = "log(1 + degree)" if alike else "log(1 + in-degree) and log(1 + out-degree)"
+    elif kind == "onehot":
+        ones, offsets = np.ones(n, np.float32), np.arange(n + 1)
+        x = sp.csr_array((ones, offsets[:-1], offsets), shape=(n, n))
+        said = f"a column for each of the {n} nodes (one-hot)"
+    elif kind == "random":
+        x = np.random.default_rng(seed).standard_normal((n, columns), np.float32)
+        said = f"{columns} random columns, standard normal with seed {seed}"
+    else:
+        said = f"{columns} columns that training learns"
+    instead = "" if graph.x is None else f", in place of the {graph.x.shape[1]} of the graph's own"
+    return replace(
+        graph,
+        x=x,
+        learned_features=columns if kind == "learned" else 0,
+        changes=(*graph.changes, f"features: {said}{instead}"),
+    )
 
 
 def make_undirected(graph: Graph) -> Graph:
-    """The graph with an entry v -> u, of the same weight, for each entry u -> v that has none.
+    """The graph with an entry v -> u, of the same weight and features, for each entry u -> v that has none.
 
     Of a repeated entry the i-th copy is answered by the i-th copy of its reverse, so the result holds u -> v as often
     as v -> u. Entries of the graph keep their ids; new ones follow. Loops have no reverse.
@@ -86,12 +222,13 @@ def make_undirected(graph: Graph) -> Graph:
     copy[order] = np.arange(order.size) - np.searchsorted(ordered, ordered, "left")
     answers = np.searchsorted(ordered, back, "right") - np.searchsorted(ordered, back, "left")
     alone = np.flatnonzero((copy >= answers) & (graph.src != graph.dst))
-    weight = graph.edge_weight
+    weight, edge_x = graph.edge_weight, graph.edge_x
     return replace(
         graph,
         src=np.concatenate([graph.src, graph.dst[alone]]),
         dst=np.concatenate([graph.dst, graph.src[alone]]),
         edge_weight=None if weight is None else np.concatenate([weight, weight[alone]]),
+        edge_x=None if edge_x is None else np.concatenate([edge_x, edge_x[alone]]),
         changes=(
             *graph.changes,
             f"made undirected: {alone.size} reverse entries added, {graph.num_edges} entries became "

@@ -17,16 +17,14 @@ from torch.distributed.run import parse_args as parse_torchrun
 
 from fullgraph.__main__ import Train
 from fullgraph.config import TrainConfig
-from fullgraph.evaluate import choose_target, fit_labels, predict, score
-from fullgraph.models import build_model
 from fullgraph.shards import read_shard
-from fullgraph.view import make_part
+from fullgraph.trainer import make_trainer
 from fullgraph.world import World
 from tests.data import SHARED, needs_data
 
 SEEDS = (1, 2)
 # The hyper-parameters of Kipf and Welling 2017.
-GCN = {
+GCN: dict[str, Any] = {
     "model": "gcn",
     "layers": 2,
     "hidden": 16,
@@ -165,13 +163,12 @@ def test_config_tells_what_was_run(runs: dict[int, Run], shards: Path) -> None:
 def test_best_state_scores_the_same_in_one_process(runs: dict[int, Run], shards: Path) -> None:
     whole = shards.parent / "whole"
     python("partition_tools", "build", SHARED / "planetoid" / "ind.cora", "--parts", 1, "--out", whole)
-    part = make_part(read_shard(whole, 0), World(), feature_norm="row")
-    target = choose_target(part, "single-label", 7, None, None, False)
+    shard = read_shard(whole, 0)
     for run in runs.values():
         state = run.state("best.pt")
-        model = build_model(TrainConfig(**state["config"]), 1433, 7)
-        model.load_state_dict(state["model"])
-        scores = score(part, target, fit_labels(part, target), predict(model, part, 2))
+        trainer = make_trainer(shard, TrainConfig(**state["config"]), World())
+        trainer.model.load_state_dict(state["model"])
+        scores = trainer.evaluate()
         # Another order of summation may turn a node that stands on the edge.
         assert scores["test"]["accuracy"] == pytest.approx(run.summary["test"]["accuracy"], abs=0.0011)
         assert scores["val"]["loss"] == pytest.approx(run.summary["val"]["loss"], rel=1e-5)

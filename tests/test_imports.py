@@ -17,7 +17,7 @@ FULLGRAPH, PARTITION_TOOLS = ROOT / "fullgraph", ROOT / "partition_tools"
 NUMPY_LAYERS = ("files", "hdf5", "shards", "cut", "cost")
 TORCH_LAYERS = (
     *("config", "world", "dropout", "kernels", "attention", "reach", "plan", "exchange", "propagate", "view", "models"),
-    *("evaluate", "runlog", "profile", "trainer", "launch", "demo", "__main__"),
+    *("metrics", "runlog", "profile", "trainer", "inference", "launch", "demo", "__main__"),
 )
 LAYERS = (*NUMPY_LAYERS, *TORCH_LAYERS)
 

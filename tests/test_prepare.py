@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partition_tools.graph import Graph, Splits, entry_keys
-from partition_tools.prepare import check, make_undirected, parse_fractions, random_split
+from partition_tools.prepare import (
+    check,
+    drop_loops,
+    fill_features,
+    make_undirected,
+    merge_duplicates,
+    parse_fractions,
+    random_split,
+)
 from partition_tools.summary import SplitCount, render, summarise
 
 Edges = list[tuple[int, int]]
@@ -285,3 +293,49 @@ def test_weights_and_targets_that_are_no_numbers_are_found() -> None:
         check(make(2, [(0, 1), (1, 0)], edge_weight=np.array([1, np.nan])))
     with pytest.raises(ValueError, match="y of node 1 is infinite"):
         check(make(2, [], y=np.array([0.5, np.inf])))
+
+
+def test_edge_features_are_checked_and_searched() -> None:
+    good = np.zeros((2, 3))
+    check(make(2, [(0, 1), (1, 0)], edge_x=good))
+    bad = good.copy()
+    bad[1, 2] = np.inf
+    with pytest.raises(ValueError, match=r"edge_x holds 1 values .* the first at edge 1, column 2"):
+        check(make(2, [(0, 1), (1, 0)], edge_x=bad))
+    for shape in ((3, 3), (2,)):
+        with pytest.raises(ValueError, match=r"edge_x has shape .*expected \[E, K\] with E = 2"):
+            make(2, [(0, 1), (1, 0)], edge_x=np.zeros(shape))
+
+
+def test_learned_features_stand_in_place_of_others() -> None:
+    assert make(2, [], learned_features=3).learned_features == 3
+    for fields in ({"learned_features": -1}, {"learned_features": 2, "x": np.zeros((2, 1))}):
+        with pytest.raises(ValueError, match="learned_features is"):
+            make(2, [], **fields)
+
+
+# ------------------------------------------------------------------------------------- loops and duplicates
+
+
+@given(multigraphs())
+@settings(max_examples=60, deadline=None)
+def test_loops_and_duplicates_can_be_left_out(case: tuple[int, Edges]) -> None:
+    n, edges = case
+    g = make(n, edges, edge_weight=np.arange(1.0, len(edges) + 1))
+    loopless = drop_loops(g)
+    assert list(zip(loopless.src.tolist(), loopless.dst.tolist(), strict=True)) == [(u, v) for u, v in edges if u != v]
+    assert loopless.changes == (f"{sum(u == v for u, v in edges)} loops dropped",)
+    summed, first = merge_duplicates(g, "sum"), merge_duplicates(g, "first")
+    assert summarise(summed).duplicates == summarise(first).duplicates == 0
+    assert first.edge_weight is not None
+    assert summed.edge_weight is not None
+    assert first.edge_weight.tolist() == [edges.index(pair) + 1 for pair in dict.fromkeys(edges)]
+    assert summed.edge_weight.sum() == g.edge_weight.sum()
+
+
+def test_a_mean_is_that_of_the_finite_values_of_a_column() -> None:
+    x = np.array([[1, np.nan, np.nan], [4, np.nan, np.inf], [7, np.nan, 3]])
+    for given_x in (x, sp.csr_array(x)):
+        filled = fill_features(make(3, [], x=given_x), "mean").x
+        dense = filled.toarray() if isinstance(filled, sp.csr_array) else filled
+        np.testing.assert_array_equal(dense, [[1, 0, 3], [4, 0, 3], [7, 0, 3]])

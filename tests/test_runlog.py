@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fullgraph.evaluate import Scores
+from fullgraph.metrics import Scores
 from fullgraph.runlog import RunLog, create_run_folder, show, write_json, write_state
 
 

@@ -52,7 +52,7 @@ def test_every_format_is_listed_once_with_one_line() -> None:
 
 
 def test_a_missing_file_and_an_unknown_one_say_what_was_tried(tmp_path: Path) -> None:
-    unknown = tmp_path / "notes.txt"
+    unknown = tmp_path / "notes.odt"
     unknown.write_text("hello")
     for spec, problem in ((str(tmp_path / "none.npz"), "no such file"), (str(unknown), "no known format")):
         with pytest.raises(ValueError, match=problem) as caught:

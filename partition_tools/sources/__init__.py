@@ -9,20 +9,45 @@ before anything is allocated.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
+from partition_tools import prepare
 from partition_tools.graph import Graph
-from partition_tools.sources import demo, gnn_benchmark, heterophilous, metis, plain, planetoid
+from partition_tools.sources import (
+    arrays,
+    demo,
+    edge_list,
+    gnn_benchmark,
+    hdf5_graph,
+    heterophilous,
+    lookalikes,
+    matrix,
+    metis,
+    ogb,
+    plain,
+    planetoid,
+    tables,
+    tensors,
+)
+from partition_tools.sources.hdf5_graph import save_h5
+from partition_tools.sources.options import LoadOptions, flag
 from partition_tools.sources.plain import save_npz
-from partition_tools.sources.reader import Reader
+from partition_tools.sources.reader import FORMAT_OPTIONS, Reader, Request
 
-__all__ = ["READERS", "Reader", "formats", "load", "save_npz"]
+__all__ = ["READERS", "LoadOptions", "Reader", "formats", "load", "save_h5", "save_npz"]
 
 READERS: tuple[Reader, ...] = (
     demo.READER,
     planetoid.READER,
+    ogb.READER,
     metis.READER,
+    matrix.MATRIX_MARKET_READER,
+    edge_list.READER,
+    hdf5_graph.READER,
+    tensors.READER,
     gnn_benchmark.READER,
     heterophilous.READER,
+    matrix.SCIPY_READER,
     plain.READER,
 )
 
@@ -32,18 +57,70 @@ def formats() -> tuple[tuple[str, str], ...]:
     return tuple((reader.name, reader.description) for reader in READERS)
 
 
-def load(spec: str) -> Graph:
+def load(spec: str | os.PathLike[str], options: LoadOptions | None = None) -> Graph:
     """The graph that ``spec`` names: a path, or ``demo:NAME?key=value&...`` for a generated one.
 
-    Raises ``ValueError`` for a file that does not exist, cannot be read, has no known format or breaks its own.
+    ``options`` say how it is read and what is done to it, in this order: features, labels and splits are joined, loops
+    dropped, duplicates merged, reverse edges added, features made. Each step is said in ``Graph.changes``. Raises
+    ``ValueError`` for a file that does not exist, cannot be read, has no known format or breaks its own, and for an
+    option that contradicts the file or would have no effect.
     """
-    spec = str(spec)
+    spec, options = str(spec), options or LoadOptions()
     try:
-        for reader in READERS:
-            if reader.matches(spec):
-                return reader.read(spec)
+        request = Request(options=options, tables=tables.Tables.read(options))
+        graph = tables.join(_read(spec, request), request.tables)
     except OSError as error:
-        raise ValueError(f"{spec}: cannot be read: {error.strerror or error}") from error
+        raise ValueError(f"{error.filename or spec}: cannot be read: {error.strerror or error}") from error
+    graph = _labels(graph, options)
+    if options.weights and graph.edge_weight is None:
+        raise ValueError(f"{spec}: --weights: the file holds no edge weights")
+    if options.drop_loops:
+        graph = prepare.drop_loops(graph)
+    if options.duplicates != "keep":
+        graph = prepare.merge_duplicates(graph, options.duplicates)
+    if options.undirected:
+        graph = prepare.make_undirected(graph)
+    if options.features_made is not None:
+        graph = prepare.make_features(graph, *options.features_made)
+    return prepare.fill_features(graph, options.nan) if options.nan != "error" else graph
+
+
+def _read(spec: str, request: Request) -> Graph:
+    lookalikes.refuse(spec)
+    reader = next((reader for reader in READERS if reader.matches(spec)), None)
+    if reader is None:
+        raise ValueError(_unknown(spec))
+    without_effect = [name for name in request.options.asked() if name in FORMAT_OPTIONS - reader.takes]
+    if without_effect:
+        takers = ", ".join(other.name for other in READERS if without_effect[0] in other.takes)
+        raise ValueError(
+            f"{spec}: {flag(without_effect[0])} has no effect on {reader.name} files, only on {takers}; leave it out"
+        )
+    graph = reader.read(spec, request)
+    asked = request.options.num_nodes
+    if asked is not None and asked != graph.num_nodes:
+        raise ValueError(f"{spec}: has {graph.num_nodes} nodes, but --num-nodes says {asked}")
+    return graph
+
+
+def _unknown(spec: str) -> str:
+    what = lookalikes.explain(spec)
+    if what is not None:
+        return f"{spec}: is {what}. partition-tools formats lists what is read"
     problem = "no known format has this name or content" if os.path.exists(spec) else "no such file"
     tried = "\n".join(f"  {name}: {description}" for name, description in formats())
-    raise ValueError(f"{spec}: {problem}. Give one of these:\n{tried}")
+    return f"{spec}: {problem}. Give one of these:\n{tried}"
+
+
+def _labels(graph: Graph, options: LoadOptions) -> Graph:
+    """Labels as --label-base and --task say."""
+    if options.task is None and options.label_base == 0:
+        return graph
+    if graph.y is None:
+        raise ValueError(f"{graph.name}: --task and --label-base have no effect on a graph without labels")
+    y, changes = graph.y, list(graph.changes)
+    if options.label_base == 1:
+        y = arrays.labels_from_one(y, "labels", changes)
+    if options.task is not None:
+        y = arrays.labels_as(y, options.task, "labels", changes)
+    return replace(graph, y=y, changes=tuple(changes))

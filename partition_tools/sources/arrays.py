@@ -14,10 +14,27 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from partition_tools.graph import Array, Splits, entry_keys
+from partition_tools.sources.fields import Fields
 
 Features: TypeAlias = Array | sp.csr_array
 
 TASKS = ("single-label", "multi-label", "regression")
+PARTS = ("train", "val", "test")
+_PART_NAMES = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}
+
+
+def part_of(name: str) -> str | None:
+    """train, val or test, where ``name`` is a common name of it."""
+    return next((part for part, names in _PART_NAMES.items() if name.lower() in names), None)
+
+
+def reals(values: Array, where: str, expected: str) -> Array:
+    """Real numbers of at most 8 bytes, as given; bool as uint8."""
+    if values.dtype.kind not in "fiub":
+        raise ValueError(f"{where} is {values.dtype}; expected {expected}")
+    if values.dtype.itemsize > 8:
+        raise ValueError(f"{where} is {values.dtype}, which no shard holds; save it with .astype(numpy.float64)")
+    return values.astype(np.uint8) if values.dtype == np.bool_ else values
 
 
 def integers(values: Array, where: str) -> NDArray[np.int64]:
@@ -27,6 +44,11 @@ def integers(values: Array, where: str) -> NDArray[np.int64]:
     if values.size and values.dtype == np.uint64 and int(values.max()) > np.iinfo(np.int64).max:
         raise ValueError(f"{where} holds {int(values.max())}, which does not fit into int64; number the nodes from 0")
     return values.astype(np.int64, copy=False)
+
+
+def most_nodes(num_edges: int) -> int:
+    """Nodes that a graph of as many edges is believed to have where one number alone says so."""
+    return 16 * num_edges + 1_000_000
 
 
 def check_ends(src: NDArray[np.int64], dst: NDArray[np.int64], num_nodes: int, where: str, because: str) -> None:
@@ -47,47 +69,88 @@ def check_ends(src: NDArray[np.int64], dst: NDArray[np.int64], num_nodes: int, w
     )
 
 
-def csr(parts: Sequence[Array], where: str, num_rows: int | None = None) -> sp.csr_array:
-    """The CSR matrix of (data, indices, indptr, shape), order and duplicates as given, if the four fit together."""
+def csr(parts: Sequence[Array], prefix: str, num_rows: int | None = None) -> sp.csr_array:
+    """The CSR matrix of (data, indices, indptr, shape), order and duplicates as given, if the four fit together.
+
+    ``prefix`` is what stands before these four words in the file's names of them.
+    """
     data, indices, indptr, shape = parts
-    size = integers(shape, f"{where}_shape")
+    size = integers(shape, f"{prefix}shape")
     if size.shape != (2,) or size.min() < 0:
-        raise ValueError(f"{where}_shape is {size.tolist()}; expected two sizes [rows, columns]")
+        raise ValueError(f"{prefix}shape is {size.tolist()}; expected two sizes [rows, columns]")
     rows, columns = int(size[0]), int(size[1])
     if num_rows is not None and rows != num_rows:
-        raise ValueError(f"{where}_shape is [{rows}, {columns}]; expected {num_rows} rows, one a node")
-    if data.dtype.kind not in "fiub":
-        raise ValueError(f"{where}_data is {data.dtype}; expected real numbers")
-    offsets, columns_of = integers(indptr, f"{where}_indptr"), integers(indices, f"{where}_indices")
+        raise ValueError(f"{prefix}shape is [{rows}, {columns}]; expected {num_rows} rows, one a node")
+    data = _storable(data, f"{prefix}data")
+    offsets, columns_of = integers(indptr, f"{prefix}indptr"), integers(indices, f"{prefix}indices")
     if data.ndim != 1 or data.shape != columns_of.shape:
         raise ValueError(
-            f"{where}_data has shape {list(data.shape)} and {where}_indices {list(columns_of.shape)}; expected one "
+            f"{prefix}data has shape {list(data.shape)} and {prefix}indices {list(columns_of.shape)}; expected one "
             f"value an index"
         )
     if offsets.shape != (rows + 1,) or offsets[0] != 0 or offsets[-1] != data.size or (np.diff(offsets) < 0).any():
         raise ValueError(
-            f"{where}_indptr must have {rows + 1} offsets that never fall, from 0 to {data.size} (the values stored); "
+            f"{prefix}indptr must have {rows + 1} offsets that never fall, from 0 to {data.size} (the values stored); "
             f"it has shape {list(offsets.shape)}" + (f", {offsets[0]} to {offsets[-1]}" if offsets.size else "")
         )
-    bad = (columns_of < 0) | (columns_of >= columns)
-    if bad.any():
-        first = int(np.argmax(bad))
-        raise ValueError(
-            f"{where}_indices[{first}] is {int(columns_of[first])}; the shape declares {columns} columns, 0 to "
-            f"{columns - 1}"
-        )
-    if data.dtype == np.float16:  # scipy's sparse matrices do not take it
-        data = data.astype(np.float32)
+    _check_inside(columns_of, columns, f"{prefix}indices", "columns")
     narrow = np.int32 if max(rows, columns, data.size) < 2**31 else np.int64
     return sp.csr_array(
         (data, columns_of.astype(narrow, copy=False), offsets.astype(narrow, copy=False)), shape=(rows, columns)
     )
 
 
+def _storable(data: Array, where: str) -> Array:
+    """Real numbers that scipy's sparse matrices take."""
+    data = reals(data, where, "real numbers")
+    return data.astype(np.float32) if data.dtype == np.float16 else data
+
+
+def _check_inside(index: NDArray[np.int64], size: int, where: str, what: str) -> None:
+    bad = (index < 0) | (index >= size)
+    if bad.any():
+        first = int(np.argmax(bad))
+        raise ValueError(f"{where}[{first}] is {int(index[first])}; the shape declares {size} {what}, 0 to {size - 1}")
+
+
+def sparse_matrix(fields: Fields) -> sp.coo_array:
+    """What ``scipy.sparse.save_npz`` wrote, entries and their order as given, if its arrays fit together."""
+    kind = fields.read("format")
+    name = kind.item() if kind.size == 1 and kind.dtype.kind in "SU" else ""
+    name = name.decode("ascii", "replace") if isinstance(name, bytes) else str(name)
+    if name not in ("csr", "csc", "coo"):
+        raise ValueError(
+            f"{fields.where('format')} is {name[:20]!r}; expected csr, csc or coo: save matrix.tocsr() with "
+            f"scipy.sparse.save_npz"
+        )
+    prefix, shape = fields.where(""), fields.read("shape")
+    if name == "coo":
+        return _coo(fields, shape, prefix)
+    parts = [fields.read(part) for part in ("data", "indices", "indptr")]
+    matrix = csr([*parts, shape if name == "csr" else shape[::-1]], prefix)
+    major, minor = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr)), matrix.indices
+    place = (major, minor) if name == "csr" else (minor, major)
+    return sp.coo_array((matrix.data, place), shape=matrix.shape if name == "csr" else matrix.shape[::-1])
+
+
+def _coo(fields: Fields, shape: Array, prefix: str) -> sp.coo_array:
+    size = integers(shape, f"{prefix}shape")
+    if size.shape != (2,) or size.min() < 0:
+        raise ValueError(f"{prefix}shape is {size.tolist()}; expected two sizes [rows, columns]")
+    data = _storable(fields.read("data"), f"{prefix}data")
+    row, col = (integers(fields.read(name), f"{prefix}{name}") for name in ("row", "col"))
+    if data.ndim != 1 or not data.shape == row.shape == col.shape:
+        raise ValueError(
+            f"{prefix}data, row and col have shapes {list(data.shape)}, {list(row.shape)} and {list(col.shape)}; "
+            f"expected one length"
+        )
+    _check_inside(row, int(size[0]), f"{prefix}row", "rows")
+    _check_inside(col, int(size[1]), f"{prefix}col", "columns")
+    return sp.coo_array((data, (row, col)), shape=(int(size[0]), int(size[1])))
+
+
 def sparse_features(matrix: sp.csr_array, where: str, changes: list[str]) -> sp.csr_array:
     """CSR features with sorted columns and no entry twice."""
-    if matrix.dtype == np.bool_:
-        matrix = matrix.astype(np.uint8)
     stored = matrix.nnz
     matrix.sum_duplicates()
     if matrix.nnz != stored:
@@ -97,11 +160,10 @@ def sparse_features(matrix: sp.csr_array, where: str, changes: list[str]) -> sp.
 
 def dense_features(values: Array, where: str) -> Array:
     """[N, F] real numbers, as given."""
-    if values.dtype.kind not in "fiub":
-        raise ValueError(f"{where} is {values.dtype}; expected real numbers [N, F]")
+    values = reals(values, where, "real numbers [N, F]")
     if values.ndim != 2:
         raise ValueError(f"{where} has shape {list(values.shape)}; expected [N, F]: a row a node, a column a feature")
-    return values.astype(np.uint8) if values.dtype == np.bool_ else values
+    return values
 
 
 def some_features(x: Features | None, where: str, changes: list[str]) -> Features | None:
@@ -120,10 +182,22 @@ def edge_weights(values: Array, num_edges: int, where: str) -> NDArray[np.floati
         raise ValueError(
             f"{where} is {values.dtype} {list(values.shape)}; expected real numbers [{num_edges}], one an edge"
         )
+    values = reals(values, where, "real numbers")
     if values.dtype.kind == "f":
         return values.astype(np.float32 if values.dtype.itemsize <= 4 else np.float64, copy=False)
-    exact = not values.size or max(int(values.max()), -int(values.min())) <= 2**24
-    return values.astype(np.float32 if exact else np.float64)
+    largest = max(int(values.max()), -int(values.min())) if values.size else 0
+    if largest > 2**53:
+        raise ValueError(f"{where} holds {largest}, which no float holds exactly; scale the weights below 2^53")
+    return values.astype(np.float32 if largest <= 2**24 else np.float64)
+
+
+def edge_features(values: Array, num_edges: int, where: str) -> Array:
+    """[E, K] real numbers, as given; [E] is one column."""
+    values = reals(values, where, "real numbers [E, K]")
+    values = values[:, None] if values.ndim == 1 else values
+    if values.ndim != 2 or values.shape[0] != num_edges:
+        raise ValueError(f"{where} has shape {list(values.shape)}; expected [E, K] for E = {num_edges} edges")
+    return values
 
 
 def labels(values: Array, where: str, changes: list[str], task: str | None = None) -> Array:
@@ -148,6 +222,7 @@ def labels(values: Array, where: str, changes: list[str], task: str | None = Non
         return _classes(single, where, changes)
     if task == "multi-label":
         return _label_columns(values.reshape(values.shape[0], -1), where, changes)
+    values = reals(values, where, "targets")
     targets = values.astype(np.float64 if values.dtype.kind in "iu" or values.dtype.itemsize > 4 else np.float32)
     return targets if single is None else targets.reshape(-1)
 
@@ -184,7 +259,44 @@ def _classes(values: Array, where: str, changes: list[str]) -> NDArray[np.int64]
             f"{where}[{first}] is {int(classes[first])}; classes are numbered from 0, and -1 says that a node has no "
             f"label: number them with numpy.unique(..., return_inverse=True)"
         )
+    used = np.unique(classes[classes >= 0])
+    if used.size > 1 and used[0] == 1 and used[-1] == used.size:
+        changes.append(
+            f"{where}: no node has class 0, all of 1 to {used.size} occur; if labels are numbered from 1, add "
+            f"--label-base 1"
+        )
     return classes
+
+
+def labels_from_one(y: Array, where: str, changes: list[str]) -> Array:
+    """Classes counted from 0, of classes counted from 1 with 0 for no label."""
+    if y.ndim != 1 or y.dtype != np.int64:
+        raise ValueError(f"--label-base 1: {where} has {y.dtype} labels {list(y.shape)}; expected classes [N]")
+    changes[:] = [sentence for sentence in changes if not sentence.endswith("add --label-base 1")]
+    none = int((y == 0).sum())
+    changes.append(
+        "labels are numbered from 1, so 1 was subtracted" + (f"; {none} nodes of label 0 have none" * bool(none))
+    )
+    return np.where(y > 0, y - 1, -1)
+
+
+def labels_as(y: Array, task: str, where: str, changes: list[str]) -> Array:
+    """Labels in the form of another task; ``ValueError`` where they cannot be."""
+    was = "regression" if y.dtype.kind == "f" else "multi-label" if y.ndim == 2 else "single-label"
+    if was == task:
+        return y
+    if was == "multi-label" and task == "single-label":
+        count = y.sum(axis=1, dtype=np.int64)
+        if (count > 1).any():
+            node = int(np.argmax(count > 1))
+            raise ValueError(f"--task {task}: {where}: node {node} has {int(count[node])} labels; expected one at most")
+        result = np.where(count == 1, y.argmax(axis=1), -1).astype(np.int64)
+    elif was == "single-label" and task == "regression":
+        result = np.where(y < 0, np.nan, y).astype(np.float64)
+    else:
+        result = labels(y, where, [], task)
+    changes.append(f"labels were taken as {task} (--task), not as the {was} that they look like")
+    return result
 
 
 def _label_columns(values: Array, where: str, changes: list[str]) -> NDArray[np.uint8]:
@@ -198,8 +310,8 @@ def _label_columns(values: Array, where: str, changes: list[str]) -> NDArray[np.
     columns = values.astype(np.uint8)
     if columns.shape[1] > 1 and columns.size and bool((columns.sum(axis=1) == 1).all()):
         changes.append(
-            f"{where} has exactly one 1 in every row and is taken as multi-label; if classes exclude each other, save "
-            f"y.argmax(1)"
+            f"{where} has exactly one 1 in every row and is taken as multi-label; if classes exclude each other, add "
+            f"--task single-label"
         )
     return columns
 
@@ -248,6 +360,44 @@ def splits(given: dict[str, tuple[str, Array | None]], num_nodes: int, changes: 
         else:
             filled[part] = found[part]
     return Splits(**filled)
+
+
+def index_masks(values: Array, num_nodes: int, where: str) -> NDArray[np.bool_]:
+    """A list [m] of node ids, or [k, m] lists of as many each, as bool [k, N]."""
+    nodes = integers(values, where)
+    if nodes.ndim not in (1, 2):
+        raise ValueError(f"{where} has shape {list(nodes.shape)}; expected a list of node ids [m], or [k, m]")
+    nodes = nodes[None, :] if nodes.ndim == 1 else nodes
+    bad = (nodes < 0) | (nodes >= num_nodes)
+    if bad.any():
+        raise ValueError(
+            f"{where} names node {int(nodes[bad][0])} at place {int(np.argwhere(bad)[0, 1])}; there are {num_nodes} "
+            f"nodes, 0 to {num_nodes - 1}"
+        )
+    mask = np.zeros((nodes.shape[0], num_nodes), np.bool_)
+    np.put_along_axis(mask, nodes, True, axis=1)
+    return mask
+
+
+def mask_names(*, bare: bool = False) -> tuple[str, ...]:
+    """Names under which a file may hold train, val and test, as masks or as lists of node ids."""
+    ends = ("_mask", "_idx", *([""] if bare else []))
+    return tuple(name + end for end in ends for names in _PART_NAMES.values() for name in names)
+
+
+def field_splits(fields: Fields, num_nodes: int, changes: list[str], *, bare: bool = False) -> Splits | None:
+    """The splits in the fields ``train_mask`` or ``train_idx`` (with ``bare`` also ``train``, by type) and so on."""
+    given: dict[str, tuple[str, Array | None]] = {}
+    for part, names in _PART_NAMES.items():
+        found = [name for name in mask_names(bare=bare) if name in fields and name.partition("_")[0] in names]
+        if len(found) > 1:
+            raise ValueError(f"{fields.path}: {' and '.join(found)} say the same thing; keep one of them")
+        name = found[0] if found else f"{part}_mask"
+        value = fields.get(name)
+        if value is not None and (name.endswith("_idx") or ("_" not in name and value.dtype != np.bool_)):
+            value = index_masks(value, num_nodes, fields.where(name))
+        given[part] = (name, value)
+    return splits(given, num_nodes, changes, fields.path)
 
 
 def both_ways(

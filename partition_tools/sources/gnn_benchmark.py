@@ -13,8 +13,9 @@ import numpy as np
 
 from partition_tools.graph import Graph
 from partition_tools.sources import arrays
-from partition_tools.sources.archive import Archive, unread
-from partition_tools.sources.reader import Reader
+from partition_tools.sources.archive import Archive
+from partition_tools.sources.fields import unread
+from partition_tools.sources.reader import Reader, Request
 
 _ADJACENCY = ("adj_data", "adj_indices", "adj_indptr", "adj_shape")
 _FEATURES = ("attr_data", "attr_indices", "attr_indptr", "attr_shape")
@@ -24,17 +25,17 @@ def _matches(spec: str) -> bool:
     return spec.endswith(".npz") and Path(spec).is_file() and "adj_indptr" in Archive(spec)
 
 
-def _read(spec: str) -> Graph:
+def _read(spec: str, request: Request) -> Graph:
     archive = Archive(spec)
     changes = unread(archive, {*_ADJACENCY, *_FEATURES, "attr_matrix", "labels"})
-    adjacency = arrays.csr([archive.read(name) for name in _ADJACENCY], archive.where("adj"))
+    adjacency = arrays.csr([archive.read(name) for name in _ADJACENCY], archive.where("adj_"))
     num_nodes, columns = adjacency.shape
     if num_nodes != columns or num_nodes == 0:
         raise ValueError(f"{archive.where('adj_shape')} is [{num_nodes}, {columns}]; expected [N, N], N at least 1")
     weights = arrays.edge_weights(adjacency.data, adjacency.nnz, archive.where("adj_data"))
     x: arrays.Features | None = None
     if "attr_data" in archive:
-        matrix = arrays.csr([archive.read(name) for name in _FEATURES], archive.where("attr"), num_nodes)
+        matrix = arrays.csr([archive.read(name) for name in _FEATURES], archive.where("attr_"), num_nodes)
         x = arrays.sparse_features(matrix, archive.where("attr"), changes)
     elif "attr_matrix" in archive:
         x = arrays.dense_features(archive.read("attr_matrix"), archive.where("attr_matrix"))

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from partition_tools.graph import Graph
 from partition_tools.sources import arrays
-from partition_tools.sources.archive import Archive, unread
-from partition_tools.sources.reader import Reader
+from partition_tools.sources.archive import Archive
+from partition_tools.sources.fields import unread
+from partition_tools.sources.reader import Reader, Request
 
 _KNOWN = {"edges", "node_features", "node_labels", "train_masks", "val_masks", "test_masks"}
 
@@ -24,7 +25,7 @@ def _matches(spec: str) -> bool:
     return "edges" in archive and "node_features" in archive
 
 
-def _read(spec: str) -> Graph:
+def _read(spec: str, request: Request) -> Graph:
     archive = Archive(spec)
     changes = unread(archive, _KNOWN)
     pairs = arrays.integers(archive.read("edges"), archive.where("edges"))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from partition_tools.graph import Graph, entry_keys
 from partition_tools.sources import arrays
-from partition_tools.sources.reader import Reader
+from partition_tools.sources.reader import Reader, Request
 
 _COMMENT = re.compile(rb"^[ \t]*%[^\n]*(?:\n|\Z)", re.MULTILINE)
 _HEADER = re.compile(rb"[ \t\r\n]*([^\n]*)(?:\n|\Z)")
@@ -48,7 +48,7 @@ class _Text:
         raise ValueError(f"{self.path}, line {kept[index]}: {problem}")
 
 
-def _read(spec: str) -> Graph:
+def _read(spec: str, request: Request) -> Graph:
     raw = Path(spec).read_bytes()
     text = _Text(spec, raw, _COMMENT.sub(b"", raw))
     if not text.clean.strip():
@@ -137,7 +137,8 @@ def _header(text: _Text, header: re.Match[bytes]) -> tuple[int, int, str, int]:
     fields = line.split()
     expected = "expected 'N M [fmt [ncon]]': nodes, edges, format of weights, weights a node"
     if not 2 <= len(fields) <= 4 or not all(re.fullmatch("[0-9]{1,18}", field) for field in fields):
-        text.fail(at, f"the header is {line[:60]!r}; {expected}")
+        mesh = "; a METIS mesh? convert it to a graph with m2gmetis" if len(fields) == 1 else ""
+        text.fail(at, f"the header is {line[:60]!r}; {expected}{mesh}")
     num_nodes, num_edges = int(fields[0]), int(fields[1])
     fmt = fields[2].zfill(3) if len(fields) > 2 else "000"
     if not re.fullmatch("[01]{3}", fmt):

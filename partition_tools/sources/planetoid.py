@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from partition_tools.graph import Array, Graph, Splits
 from partition_tools.sources import arrays
-from partition_tools.sources.reader import Reader
+from partition_tools.sources.reader import Reader, Request
 
 _PICKLES = ("x", "y", "tx", "ty", "allx", "ally", "graph")
 _PARTS = (*_PICKLES, "test.index")
@@ -53,7 +53,7 @@ def _matches(spec: str) -> bool:
     return _prefix(spec) is not None
 
 
-def _read(spec: str) -> Graph:
+def _read(spec: str, request: Request) -> Graph:
     prefix = _prefix(spec)
     assert prefix is not None
     missing = [part for part in _PARTS if not os.path.isfile(f"{prefix}.{part}")]
@@ -239,7 +239,7 @@ class _Csr(_Record):
         if not (isinstance(shape, tuple) and all(isinstance(size, int) and 0 <= size < 2**40 for size in shape)):
             raise ValueError(f"{path}: a CSR matrix of shape {shape}; the file is damaged")
         data, indices, indptr = (part.array(path) for part in parts if isinstance(part, _Ndarray))
-        return arrays.csr([data, indices, indptr, np.array(shape, np.int64)], f"{path}: csr_matrix")
+        return arrays.csr([data, indices, indptr, np.array(shape, np.int64)], f"{path}: csr_matrix ")
 
 
 class _Latin1(_Record):

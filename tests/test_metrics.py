@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullgraph.config import Metric, Task
-from fullgraph.evaluate import LOWER_IS_BETTER, Target, balance_classes, choose_target, fit_labels, predict, score
+from fullgraph.metrics import LOWER_IS_BETTER, Target, balance_classes, choose_target, fit_labels, run_model, score
 from fullgraph.shards import Shard
 from fullgraph.view import Degrees, GraphPart, Input, LayerView
 from fullgraph.world import World
@@ -301,9 +301,9 @@ class Watcher(nn.Module):
         return views[0].dropout(self.linear(x), 0.9)
 
 
-def test_predict_runs_without_dropout_or_gradients() -> None:
+def test_the_model_runs_without_dropout_or_gradients() -> None:
     model, here = Watcher(), part(classes(3), x=draw(N, 1))
-    out = predict(model, here)
+    out = run_model(model, here)
     assert model.seen == [(False, 2, [False, False])]
     assert not out.requires_grad
     assert torch.equal(out, model.linear(here.x).detach())

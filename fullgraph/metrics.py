@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -97,7 +96,7 @@ def fit_labels(part: GraphPart, target: Target) -> Tensor:
     return part.y
 
 
-def predict(model: nn.Module, part: GraphPart) -> Tensor:
+def run_model(model: nn.Module, part: GraphPart) -> Tensor:
     """Exact outputs [n, C] of the owned nodes, without dropout (a collective)."""
     model.eval()
     with torch.no_grad():
@@ -153,6 +152,8 @@ def _roc_auc(part: GraphPart, target: Target, logits: Tensor, y: Tensor) -> floa
     gathered = part.world.gather_rows(torch.cat([logits.double(), y.double()], dim=1))
     value = math.nan
     if part.world.rank == 0 and bool(gathered.isfinite().all()):
+        from sklearn.metrics import roc_auc_score  # here: it takes as long to import as torch
+
         width = gathered.shape[1] // 2
         columns = [(gathered[:, i].numpy(), gathered[:, width + i].numpy()) for i in range(width)]
         areas = [float(roc_auc_score(true, guess)) for guess, true in columns if 0 < true.sum() < len(true)]

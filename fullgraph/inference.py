@@ -1,0 +1,374 @@
+"""What a trained model says: predictions of every node in the user's order, and scores with a confusion table.
+
+Rows reach rank 0, which alone writes, in blocks of bounded size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from torch import Tensor
+
+from fullgraph.config import TrainConfig
+from fullgraph.files import appears_by_rename
+from fullgraph.kernels import SparseRows
+from fullgraph.metrics import Scores, Target, choose_target, fit_labels, run_model, score
+from fullgraph.models import GNN, build_model
+from fullgraph.runlog import plain, show
+from fullgraph.shards import Manifest, Shard
+from fullgraph.trainer import load_shard
+from fullgraph.view import GraphPart, Pass, make_part
+from fullgraph.world import World
+
+Kind = Literal["labels", "probabilities", "embeddings"]
+_BLOCK_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A run's model on this rank's part of a graph."""
+
+    config: TrainConfig
+    model: GNN
+    part: GraphPart
+    manifest: Manifest
+    shard: Shard
+    task: str
+    outputs: int
+
+
+def load_trained(
+    run: str | Path, folder: str | Path, world: World, *, state: str = "best", split: int | None = None
+) -> Trained:
+    """The model that ``run`` left, on the shards in ``folder``, which may be another graph of the same features (a
+    collective). Labels and masks of ``split`` are read only where one is named.
+
+    Raises ``RankError`` on all ranks where the run folder is not whole or its model does not fit the graph.
+    """
+    run, folder = Path(run), Path(folder)
+    with world.stage("run"):
+        config, record = read_config(run)
+        weights = _read_state(run / f"{state}.pt")
+    manifest, shard = load_shard(folder, world)
+    with world.stage("run"):
+        features = None if shard.x is None else shard.x.shape[1]
+        if features != record["features"]:
+            raise ValueError(
+                f"the model in {run} takes {record['features']} features, but {folder} holds "
+                f"{'none' if features is None else features}; predict on a graph with the features it was trained on"
+            )
+        model = build_model(config, record["features"], record["outputs"])
+        assert isinstance(model, GNN)
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as e:
+            raise ValueError(f"{run / state}.pt does not hold the weights of the model in config.json: {e}") from e
+        model.to(world.device).eval()
+        if split is not None and split >= shard.train.shape[0] > 0:
+            raise ValueError(
+                f"--split {split}, but {folder} holds {shard.train.shape[0]} splits: 0 to {shard.train.shape[0] - 1}"
+            )
+    if split is None:
+        shard = dataclasses.replace(shard, y=None, task=None, num_classes=0)
+    part = make_part(
+        shard,
+        world,
+        split=split or 0,
+        dtype=getattr(torch, config.dtype),
+        feature_norm=config.feature_norm,
+        kind=config.plan,
+        num_layers=config.layers,
+        prune=False,
+    )
+    return Trained(config, model, part, manifest, shard, record["task"], record["outputs"])
+
+
+def read_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
+    """(options of the run, everything in its config.json); ``ValueError`` naming the file and what is wrong."""
+    path = run / "config.json"
+    try:
+        record = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{run} is not a run folder: it has no config.json; name one with --run") from None
+    except ValueError as e:
+        raise ValueError(f"{path} is not JSON: {e}") from None
+    fields = {field.name for field in dataclasses.fields(TrainConfig)}
+    if not isinstance(record, dict):
+        raise ValueError(f"{path} holds {type(record).__name__}; expected an object")
+    for name, kind in {"features": int, "outputs": int, "task": str, "model_name": str}.items():
+        if type(record.get(name)) is not kind:
+            raise ValueError(f"{path}: {name} is {record.get(name)!r}; expected {kind.__name__}")
+    try:
+        config = TrainConfig(**{name: value for name, value in record.items() if name in fields})
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"{path}: {e}") from None
+    if record["model_name"] != config.model:
+        raise ValueError(
+            f"{run} holds a model of the user's own, {record['model_name']}; predict with it from Python: "
+            f"fullgraph.load(DIR, world=world).run(model, ...)"
+        )
+    return config, record
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; the run did not end, or this is not its folder")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as e:
+        raise ValueError(f"{path} cannot be read as a state: {str(e).splitlines()[0]}") from None
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise ValueError(f"{path} holds no model's weights")
+    weights: dict[str, Tensor] = state["model"]
+    return weights
+
+
+# ------------------------------------------------------------------------------------------------------ predictions
+
+
+def outputs(trained: Trained, kind: Kind = "labels") -> Tensor:
+    """This rank's rows, in the order of ``trained.part`` (a collective): class ids int64 [n] (single-label), 0/1 uint8
+    [n, C] (multi-label) or values [n, T] (regression); probabilities [n, C]; or the last layer's input [n, hidden]."""
+    part, model = trained.part, trained.model
+    if kind == "embeddings":
+        model.eval()
+        with torch.no_grad():
+            this_pass = Pass(training=False)
+            rows = model.embed(part.x, part.views(this_pass))
+        return rows.to_dense() if isinstance(rows, SparseRows) else rows
+    logits = run_model(model, part)
+    if trained.task == "regression":
+        if kind == "probabilities":
+            raise ValueError("a regression model has no probabilities")
+        return logits
+    if trained.task == "multi-label":
+        return torch.sigmoid(logits) if kind == "probabilities" else (logits > 0).to(torch.uint8)
+    return torch.softmax(logits, 1) if kind == "probabilities" else logits.argmax(1)
+
+
+def predict(
+    folder: str | Path,
+    run: str | Path,
+    out: str | Path,
+    *,
+    kind: Kind = "labels",
+    state: str = "best",
+    world: World | None = None,
+) -> Path:
+    """Predict every node of the shards in ``folder`` with the model of ``run`` and write them to ``out``.
+
+    Row i is node i of the graph that the shards were built from. ``.npy`` holds the array alone (the user's ids, where
+    the graph has some, go to ``NAME.ids.npy``); ``.h5`` holds ``predictions`` and ``ids``; ``.csv`` a line a node, its
+    id first. The file appears when it is complete. A collective; rank 0 writes.
+    """
+    world, out = world or World(), Path(out)
+    with world.stage("options"):
+        if out.suffix not in _WRITERS:
+            raise ValueError(f"--out {out}: the name must end in {', '.join(_WRITERS)}")
+        if world.rank == 0 and not out.absolute().parent.is_dir():
+            raise ValueError(f"--out {out}: the folder {out.parent} does not exist")
+    trained = load_trained(run, folder, world, state=state)
+    with world.stage("options"):
+        if kind == "probabilities" and trained.task == "regression":
+            raise ValueError("--probabilities: a regression model has none")
+    rows = outputs(trained, kind).cpu()
+    if rows.ndim == 1:
+        rows = rows[:, None]
+    squeeze = kind == "labels" and trained.task == "single-label"
+    shard = trained.shard
+    stack = contextlib.ExitStack()
+    with world.stage("write"):
+        if world.rank == 0:
+            shape = (shard.num_nodes_global,) if squeeze else (shard.num_nodes_global, rows.shape[1])
+            write = stack.enter_context(_WRITERS[out.suffix](out, shape, rows.numpy().dtype, shard.node_ids))
+    failure: Exception | None = None
+    with stack:
+        for start, ids, block in _blocks_in_order(rows, trained, world):
+            if world.rank == 0 and failure is None:
+                try:
+                    write(start, ids, block[:, 0] if squeeze else block)
+                except Exception as e:  # rank 0 goes on taking part in the blocks, and tells the others at the end
+                    failure = e
+        with world.stage("write"):
+            if failure is not None:
+                raise failure
+    return out
+
+
+def _blocks_in_order(
+    rows: Tensor, trained: Trained, world: World
+) -> Iterator[tuple[int, NDArray[Any] | None, NDArray[Any]]]:
+    """(first node, the user's ids or None, rows) of all nodes in order of global id, on rank 0; on others the same
+    number of empty ones."""
+    shard, order = trained.shard, trained.part.whole.graph.order
+    in_order = torch.empty_like(rows)
+    in_order[torch.from_numpy(order)] = rows  # as the shard has them: by global id
+    ids = shard.owned_global
+    row_bytes = max(1, rows.shape[1] * rows.element_size())
+    step = max(1, _BLOCK_BYTES // row_bytes)
+    for start in range(0, shard.num_nodes_global, step):
+        stop = min(start + step, shard.num_nodes_global)
+        a, b = np.searchsorted(ids, [start, stop])
+        counts = world.gather_vector([float(b - a)])[:, 0].to(torch.int64).tolist()
+        sent = [b - a if rank == 0 else 0 for rank in range(world.size)]
+        received = counts if world.rank == 0 else [0] * world.size
+        places = world.exchange(torch.from_numpy(ids[a:b, None]), sent, received).wait()[:, 0].numpy()
+        block = world.exchange(in_order[a:b], sent, received).wait().numpy()
+        names = None
+        if shard.node_ids is not None:
+            names = _exchange_ids(shard.node_ids[a:b], world)
+        if world.rank == 0:
+            out = np.empty((stop - start, rows.shape[1]), block.dtype)
+            out[places - start] = block
+            if names is not None:
+                by_place = np.empty(stop - start, names.dtype)
+                by_place[places - start] = names
+                names = by_place
+            yield start, names, out
+        else:
+            yield start, None, block
+
+
+def _exchange_ids(ids: NDArray[Any], world: World) -> NDArray[Any]:
+    """The user's ids of all ranks, in order of rank: small beside the rows."""
+    values = [value if isinstance(value, str) else int(value) for value in ids.tolist()]
+    gathered = [value for rank in world.gather_json(values) for value in rank]
+    return np.array(gathered, dtype=object if any(isinstance(v, str) for v in gathered) else np.int64)
+
+
+Write = Callable[[int, NDArray[Any] | None, NDArray[Any]], None]
+"""(first node, the user's ids or None, rows)"""
+
+
+@contextlib.contextmanager
+def _write_npy(
+    out: Path, shape: tuple[int, ...], dtype: np.dtype[Any], node_ids: NDArray[Any] | None
+) -> Iterator[Write]:
+    names: list[NDArray[Any]] = []
+    with appears_by_rename(out) as temporary, temporary.open("w+b") as file:
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+
+        def write(start: int, ids: NDArray[Any] | None, block: NDArray[Any]) -> None:
+            file.write(np.ascontiguousarray(block).tobytes())
+            if ids is not None:
+                names.append(ids)
+
+        yield write
+    if names:
+        ids = np.concatenate(names)
+        with appears_by_rename(out.with_suffix(".ids.npy")) as temporary, temporary.open("wb") as id_file:
+            np.save(id_file, ids.astype(str) if ids.dtype == object else ids, allow_pickle=False)
+
+
+@contextlib.contextmanager
+def _write_h5(
+    out: Path, shape: tuple[int, ...], dtype: np.dtype[Any], node_ids: NDArray[Any] | None
+) -> Iterator[Write]:
+    text = node_ids is not None and not np.issubdtype(node_ids.dtype, np.integer)
+    with appears_by_rename(out) as temporary, h5py.File(temporary, "w") as file:
+        rows = file.create_dataset("predictions", shape, dtype)
+        ids = file.create_dataset("ids", shape[:1], h5py.string_dtype() if text else np.int64)
+
+        def write(start: int, names: NDArray[Any] | None, block: NDArray[Any]) -> None:
+            rows[start : start + len(block)] = block
+            ids[start : start + len(block)] = np.arange(start, start + len(block)) if names is None else names
+
+        yield write
+
+
+@contextlib.contextmanager
+def _write_csv(
+    out: Path, shape: tuple[int, ...], dtype: np.dtype[Any], node_ids: NDArray[Any] | None
+) -> Iterator[Write]:
+    with appears_by_rename(out) as temporary, temporary.open("w", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(["id", *(["prediction"] if len(shape) == 1 else [f"column_{i}" for i in range(shape[1])])])
+
+        def write(start: int, names: NDArray[Any] | None, block: NDArray[Any]) -> None:
+            ids = range(start, start + len(block)) if names is None else names.tolist()
+            values = block[:, None].tolist() if block.ndim == 1 else block.tolist()
+            lines.writerows([name, *row] for name, row in zip(ids, values, strict=True))
+
+        yield write
+
+
+_WRITERS = {".npy": _write_npy, ".h5": _write_h5, ".csv": _write_csv}
+
+
+# ------------------------------------------------------------------------------------------------------- evaluation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Scores by split, and the confusion table of each: [C, C] counts, a row a true class; None unless asked for."""
+
+    scores: Scores
+    confusion: dict[str, list[list[int]]] | None = None
+
+
+def evaluate(
+    folder: str | Path,
+    run: str | Path,
+    *,
+    split: int | None = None,
+    confusion: bool = False,
+    state: str = "best",
+    world: World | None = None,
+) -> Evaluation:
+    """Exact scores of a run's model on the shards in ``folder``; ``split`` defaults to the run's (a collective)."""
+    world = world or World()
+    if split is None:
+        with world.stage("run"):
+            split = read_config(Path(run))[0].split
+    trained = load_trained(run, folder, world, state=state, split=split)
+    shard, config, part = trained.shard, trained.config, trained.part
+    with world.stage("options"):
+        target = choose_target(shard, config.task, config.metric)
+        if target.outputs != trained.outputs:
+            raise ValueError(
+                f"the model in {run} gives {trained.outputs} outputs, but the labels in {folder} have {target.outputs}"
+            )
+        if confusion and target.task != "single-label":
+            raise ValueError(f"--confusion is for single-label targets; these are {target.task}")
+    y = fit_labels(part, target)
+    logits = run_model(trained.model, part)
+    scores = score(part, target, y, logits)
+    if not confusion:
+        return Evaluation(scores=scores)
+    return Evaluation(scores=scores, confusion={name: _confusion(part, target, y, logits, name) for name in scores})
+
+
+def _confusion(part: GraphPart, target: Target, y: Tensor, logits: Tensor, split: str) -> list[list[int]]:
+    mask, classes = part.masks[split], target.outputs
+    pairs = y[mask] * classes + logits[mask].argmax(1)
+    counts = torch.bincount(pairs, minlength=classes * classes).to(torch.float64)
+    total = part.world.gather_vector(counts.tolist()).sum(0).to(torch.int64).view(classes, classes)
+    return total.tolist()
+
+
+def show_evaluation(found: Evaluation, console: Console, *, as_json: bool = False) -> None:
+    """Print scores and confusion tables for a person, or as one JSON object."""
+    if as_json:
+        print(json.dumps(plain(dataclasses.asdict(found))))
+        return
+    for split, metrics in found.scores.items():
+        console.print(f"{split}: " + ", ".join(f"{name} {show(name, value)}" for name, value in metrics.items()))
+    for split, counts in (found.confusion or {}).items():
+        console.print(f"{split}: nodes of a true class (row) by predicted class (column)")
+        lines = [["", *map(str, range(len(counts)))], *([str(i), *map(str, row)] for i, row in enumerate(counts))]
+        width = max(len(cell) for line in lines for cell in line) + 2
+        for line in lines:
+            console.print("".join(cell.rjust(width) for cell in line), soft_wrap=True, highlight=False)

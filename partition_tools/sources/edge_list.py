@@ -1,0 +1,346 @@
+"""Edge lists: text with an edge a row, ``.csv .tsv .txt .edges .edgelist .el .wel``, packed by gzip or not.
+
+The first two columns are the ends, source -> destination; a third, if any, is the edge's weight and taken on request.
+Where the first line names its columns (source, target, from, to, weight, ...), ends and weight are found by name and
+there may be more columns. Edges, their order, loops and duplicates are kept as given.
+
+What ids are. Where a row of --features or --labels is a node, or --num-nodes is given, ids are rows, counted from
+--index-base. Otherwise ids are names, of numbers or of text: N is the number of distinct ones, in their order, or those
+of the files' own columns of ids; they stay with the nodes as ``node_ids``. So gaps, huge numbers and a first node 1 do
+no harm. The first row tells whether ids are numbers; a row that disagrees is an error, not another kind of id.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partition_tools.graph import Array, Graph
+from partition_tools.sources import arrays
+from partition_tools.sources.options import LoadOptions
+from partition_tools.sources.reader import Reader, Request
+from partition_tools.sources.tables import Table, lookup
+from partition_tools.sources.text import Text, leading_zero
+
+_ENDINGS = ("csv", "tsv", "txt", "edges", "edgelist", "el", "wel")
+_NAME = re.compile(rf"(.+)\.({'|'.join(_ENDINGS)})(\.gz)?", re.IGNORECASE)
+_SOURCE = ("source", "src", "from", "u", "head", "node1", "id1", "fromnodeid", "from_node_id", "source_id")
+_TARGET = ("target", "dst", "destination", "to", "v", "tail", "node2", "id2", "tonodeid", "to_node_id", "target_id")
+_WEIGHT = ("weight", "weights", "w", "value", "edge_weight")
+_DENSE_SPAN = 8
+"""Ids up to this many times their number are counted in a table; a wider range is sorted."""
+
+
+def _matches(spec: str) -> bool:
+    return _NAME.fullmatch(Path(spec).name) is not None and Path(spec).is_file()
+
+
+def _read(spec: str, request: Request) -> Graph:
+    options = request.options
+    ends = _Ends.read(spec, options)
+    changes = list(ends.said)
+    weight = None
+    if ends.weight is not None:
+        weight = arrays.edge_weights(ends.weight, ends.src.shape[0], f"{spec}: weights")
+    if request.num_nodes is not None:
+        num_nodes, because = request.num_nodes
+        src, dst = _by_row(ends, num_nodes, because, options.index_base or 0)
+        node_ids = np.arange(1, num_nodes + 1) if options.index_base == 1 else None
+    else:
+        src, dst, node_ids = _by_id(ends, request, changes)
+        num_nodes = node_ids.shape[0]
+        if node_ids.dtype == np.int64 and np.array_equal(node_ids, np.arange(num_nodes)):
+            node_ids = None
+    match = _NAME.fullmatch(Path(spec).name)
+    assert match is not None
+    return Graph(
+        name=match[1],
+        num_nodes=num_nodes,
+        src=src,
+        dst=dst,
+        edge_weight=weight,
+        node_ids=node_ids,
+        changes=tuple(changes),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Ends:
+    """The ends of E edges as the file names them."""
+
+    text: Text
+    src: Array
+    """[E] int64, or str where ids are text."""
+    dst: Array
+    weight: NDArray[np.float64] | None
+    said: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: str, options: LoadOptions) -> _Ends:
+        text = Text.read(path)
+        _refuse_others(text)
+        if text.row(0) is None:
+            raise ValueError(f"{path}: holds no edges; expected a row an edge: source, destination")
+        said: list[str] = []
+        text = _named(text, options, said)
+        text.check_width()
+        source, target, weight = _places(text, options, said)
+        if text.comments:
+            said.append(f"{text.num_rows} edges read, {text.comments} lines of comments skipped")
+        ids = _ids(text, [source, target], options, said)
+        if ids.dtype.kind == "U":
+            _refuse_triples(text, weight)
+        return cls(
+            text=text,
+            src=np.ascontiguousarray(ids[:, 0]),
+            dst=np.ascontiguousarray(ids[:, 1]),
+            weight=None if weight is None or not options.weights else text.parse(np.float64, [weight])[:, 0],
+            said=tuple(said),
+        )
+
+    def fail(self, edge: int, problem: str) -> NoReturn:
+        self.text.fail(edge, f"edge {self.src[edge]} -> {self.dst[edge]}: {problem}")
+
+
+def _refuse_others(text: Text) -> None:
+    """Formats whose text would pass for an edge list, with other edges than they hold."""
+    head = text.head.lstrip()
+    first = head.split(b"\n", 1)[0].decode("utf-8", "replace")
+    if re.match(r"%%?MatrixMarket", first, re.IGNORECASE):
+        raise ValueError(f"{text.path}: a MatrixMarket file; name it .mtx")
+    if head[:1] in (b"{", b"[", b"<"):
+        raise ValueError(f"{text.path}: begins with {first[:30]!r}: JSON, XML, HTML or RDF; write its edges as rows")
+    if re.fullmatch(r"\*(vertices|network)\b.*", first, re.IGNORECASE):
+        raise ValueError(f"{text.path}: a Pajek file; write its arcs or edges as rows: source, destination")
+    if re.search(rb"^p\s+(sp|edges?|col)\s+[0-9]+\s+[0-9]+\s*$", head, re.MULTILINE):
+        raise ValueError(
+            f"{text.path}: a DIMACS file; keep the columns of its edges' ends: lines e or a without that letter"
+        )
+
+
+def _named(text: Text, options: LoadOptions, said: list[str]) -> Text:
+    """The text with its first row as names of columns, where it is that."""
+    first, second = text.row(0), text.row(1)
+    assert first is not None
+    known = _place(first, _SOURCE) is not None and _place(first, _TARGET) is not None
+    under = second is not None and not any(map(_whole, first[:2])) and all(map(_whole, second[:2]))
+    if options.header == "no" or (options.header is None and not known and not under):
+        return text
+    if options.header is None:
+        said.append(f"the first line ({', '.join(first)[:60]}) names the columns; --header no makes it an edge")
+    return text.with_header()
+
+
+def _places(text: Text, options: LoadOptions, said: list[str]) -> tuple[int, int, int | None]:
+    """Columns of source, destination and weight."""
+    header, width = text.header or (), text.width
+    source, target = _place(header, _SOURCE), _place(header, _TARGET)
+    if source is not None and target is not None:
+        weight = _place(header, _WEIGHT)
+    elif width in (2, 3):
+        source, target, weight = 0, 1, (2 if width == 3 else None)
+    else:
+        first = ", ".join(text.header or text.row(0) or ())[:60]
+        what = "one column" if width == 1 else f"{width} columns"
+        raise ValueError(
+            f"{text.path}: the first row ({first}) has {what}; expected 2 or 3: source, destination, weight; or names "
+            f"of columns with source and target. {_ADVICE[min(width, 4)]}"
+        )
+    if options.weights and weight is None:
+        raise ValueError(f"{text.path}: --weights: there is no third column, or none of the names {', '.join(_WEIGHT)}")
+    left = [c for c in range(width) if c not in (source, target) and not (c == weight and options.weights)]
+    if left:
+        names = ", ".join(header[c] if header else str(c + 1) for c in left)
+        hint = "; --weights takes it as edge weights" if weight in left else ""
+        said.append(f"column {names} was left out{hint}" if len(left) == 1 else f"columns {names} were left out{hint}")
+    return source, target, weight
+
+
+_ADVICE = {
+    1: "Are the columns separated by something else than tabs, semicolons, commas or blanks?",
+    4: "A matrix? Save it with scipy.sparse.save_npz. Lines of neighbours? Write a row an edge. From networkx? "
+    "write_edgelist(..., data=False)",
+}
+
+
+def _place(header: tuple[str, ...], names: tuple[str, ...]) -> int | None:
+    return next((i for i, name in enumerate(header) if name.lower() in names), None)
+
+
+def _whole(text: str) -> bool:
+    return re.fullmatch(r"[+-]?[0-9]+", text) is not None
+
+
+def _ids(text: Text, columns: list[int], options: LoadOptions, said: list[str]) -> Array:
+    """[E, 2] int64, or str."""
+    row = text.row(0)
+    if row is None:
+        return np.empty((0, 2), np.int64)
+    first = [row[c] for c in columns if c < len(row)]
+    zeros = not options.text_ids and all(map(_whole, first)) and leading_zero(text.body, text.delimiter)
+    if zeros:
+        said.append("ids are text, because some begin with 0")
+    if options.text_ids or zeros:
+        return _names(text, columns)
+    if all(map(_whole, first)) and not all(abs(int(field)) >= 2**63 for field in first):
+        ids = _parsed(text, columns)
+        if (ids < 0).any():
+            bad = int(np.argmax((ids < 0).any(axis=1)))
+            text.fail(
+                bad,
+                f"id {int(ids[bad].min())} is negative, as one too large for its integer type becomes; "
+                f"--text-ids takes ids as names",
+            )
+        return ids
+    if all(re.fullmatch(r"[0-9.]+e[+]?[0-9]+|[0-9]+\.0*", field, re.IGNORECASE) for field in first):
+        return _from_floats(text, columns, said)
+    if text.header is None and options.header is None:
+        said.append(f"the first line ({', '.join(row)[:60]}) is an edge; --header yes makes it names of columns")
+    return _names(text, columns)
+
+
+def _parsed(text: Text, columns: list[int]) -> NDArray[np.int64]:
+    try:
+        return text.parse(np.int64, columns)
+    except ValueError as error:
+        raise ValueError(f"{error}, as those in the first row are; --text-ids takes ids as names") from error
+
+
+def _from_floats(text: Text, columns: list[int], said: list[str]) -> NDArray[np.int64]:
+    values = text.parse(np.float64, columns)
+    bad = ~((values >= 0) & (values < 2**53) & (values == np.floor(values))).all(axis=1)
+    if bad.any():
+        text.fail(int(np.argmax(bad)), "an id that is no whole number, as those in the first row are")
+    said.append("ids are written as floats and were read as whole numbers")
+    return values.astype(np.int64)
+
+
+def _names(text: Text, columns: list[int]) -> Array:
+    ids = np.strings.strip(text.parse(str, columns))
+    empty = (ids == "").any(axis=1)
+    if empty.any():
+        text.fail(int(np.argmax(empty)), "an empty id; expected source and destination")
+    return ids
+
+
+def _refuse_triples(text: Text, weight: int | None) -> None:
+    row = text.row(0)
+    if weight is None or row is None:
+        return
+    try:
+        float(row[weight])
+    except ValueError:
+        raise ValueError(
+            f"{text.path}: three columns of text ({', '.join(row)[:60]}), like triples head, relation, tail; this "
+            f"reads graphs of one kind of edge: keep the two columns of ends"
+        ) from None
+
+
+# -------------------------------------------------------------------------------------------------------- numbering
+
+
+def _by_row(ends: _Ends, num_nodes: int, because: str, base: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    if ends.src.dtype != np.int64:
+        raise ValueError(
+            f"{ends.text.path}: ids are text ({ends.src[0]}), so they cannot be numbers of nodes, which {because} asks "
+            f"for; give the files of features and labels a column of ids (--id-column)"
+        )
+    src, dst = ends.src - base, ends.dst - base
+    bad = (src < 0) | (src >= num_nodes) | (dst < 0) | (dst >= num_nodes)
+    if bad.any():
+        _refuse_row(ends, src, dst, bad, num_nodes, because, base)
+    return src, dst
+
+
+def _refuse_row(
+    ends: _Ends,
+    src: NDArray[np.int64],
+    dst: NDArray[np.int64],
+    bad: NDArray[np.bool_],
+    num_nodes: int,
+    because: str,
+    base: int,
+) -> NoReturn:
+    low, high = int(min(src.min(), dst.min())), int(max(src.max(), dst.max()))
+    remedy = ""
+    if base == 0 and low >= 1 and high == num_nodes:
+        remedy = "; ids seem to start at 1: add --index-base 1"
+    elif base == 1 and low == -1:
+        remedy = "; ids start at 0: leave out --index-base 1"
+    ends.fail(
+        int(np.argmax(bad)),
+        f"{num_nodes} nodes ({because}), so ids go from {base} to {num_nodes - 1 + base}; {int(bad.sum())} such edges, "
+        f"the largest id is {high + base}{remedy}",
+    )
+
+
+def _by_id(ends: _Ends, request: Request, changes: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], Array]:
+    """Sources, destinations and the [N] ids."""
+    base = request.options.index_base
+    if base is not None:
+        if ends.src.dtype != np.int64:
+            raise ValueError(f"{ends.text.path}: --index-base {base}: ids are text ({ends.src[0]}), not numbers")
+        low = np.minimum(ends.src, ends.dst)
+        if (low < base).any():
+            ends.fail(int(np.argmax(low < base)), f"--index-base {base} says that ids start at {base}")
+    features, labels = request.tables.features, request.tables.labels
+    if features is not None and features.ids is not None:
+        return _among(ends, features)
+    extra = labels.ids if labels is not None else None
+    flat = np.concatenate([ends.src, ends.dst])
+    if extra is not None and extra.dtype.kind != flat.dtype.kind:
+        extra, flat = extra.astype(str), flat.astype(str)
+    ids, place = _distinct(flat if extra is None else np.concatenate([flat, extra]))
+    if ids.size == 0:
+        raise ValueError(f"{ends.text.path}: no edges, and nothing tells the number of nodes; add --num-nodes")
+    e = ends.src.shape[0]
+    first, last = ids[0], ids[-1]
+    said = f"N is {ids.size}, the distinct ids from {first} to {last}"
+    if ids.dtype == np.int64 and int(first) == 1 and int(last) == ids.size:
+        said += "; they start at 1 and stay the nodes' own ids; files with a row a node would ask for --index-base 1"
+    elif ids.dtype == np.int64 and ids.size <= int(last) < 2 * ids.size:
+        said += (
+            f"; {int(last) + 1 - ids.size} numbers below the last are no node's; if nodes without edges are meant, add "
+            f"--num-nodes {int(last) + 1}"
+        )
+    changes.append(said)
+    return place[:e], place[e : 2 * e], ids
+
+
+def _among(ends: _Ends, table: Table) -> tuple[NDArray[np.int64], NDArray[np.int64], Array]:
+    assert table.ids is not None
+    src, dst = lookup(table.ids, ends.src), lookup(table.ids, ends.dst)
+    bad = (src < 0) | (dst < 0)
+    if bad.any():
+        edge = int(np.argmax(bad))
+        stranger = ends.src[edge] if src[edge] < 0 else ends.dst[edge]
+        ends.fail(
+            edge, f"{stranger} is not among the {table.ids.shape[0]} ids of {table.path}; {int(bad.sum())} such edges"
+        )
+    return src, dst, table.ids
+
+
+def _distinct(values: Array) -> tuple[Array, NDArray[np.int64]]:
+    """The distinct values in order, and the place of each value among them."""
+    if values.dtype != np.int64 or values.size == 0 or int(values.max()) > _DENSE_SPAN * values.size:
+        ids, place = np.unique(values, return_inverse=True)
+        return ids, place.reshape(-1).astype(np.int64, copy=False)
+    there = np.zeros(int(values.max()) + 1, np.bool_)
+    there[values] = True
+    place = np.cumsum(there) - 1
+    return np.flatnonzero(there), place[values]
+
+
+READER = Reader(
+    name="edge-list",
+    description=f"NAME.{', .'.join(_ENDINGS)} (also .gz): an edge a row, source and destination, perhaps weight; "
+    "ids of any kind",
+    matches=_matches,
+    read=_read,
+    takes=frozenset({"header", "index_base", "text_ids"}),
+)
