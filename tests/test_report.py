@@ -55,6 +55,8 @@ def test_the_golden_report(folders: dict[str, Path]) -> None:
         "halo_rows": 2,
         "max_halo_rows": 1,
         "max_rows_sent": 1,
+        "cover_rows": 2,
+        "max_cover_rows": 1,
         "replication": 8 / 6,
         "node_imbalance": 1.0,
         "edge_imbalance": 1.0,
