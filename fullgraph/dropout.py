@@ -10,7 +10,9 @@ multiply and xor-shift: xor alone would leave every 2 x 2 minor of the mask depe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ _MIX1 = -4658895280553007687  # splitmix64
 _MIX2 = -7723592293110705685
 _LOW32 = (1 << 32) - 1
 _LANES = 4
-_BLOCK = 1 << 15  # hashes a block: 256 KiB, within a core's cache
+_BLOCK = 1 << 15  # hashes a block and thread: 256 KiB, within a core's cache
 
 
 def _mix(h: Tensor) -> Tensor:
@@ -63,19 +65,40 @@ def row_keys(ids: Tensor, key: MaskKey) -> Tensor:
     return _mix(ids.to(torch.int64) * _GOLDEN + key.as_int64())
 
 
+class _Mask:
+    """The mask of rows with global ``ids`` [rows] and ``width`` columns, drawn block by block."""
+
+    def __init__(self, ids: Tensor, width: int, p: float, key: MaskKey) -> None:
+        self.rows, self.width = row_keys(ids, key), width
+        groups = -(-width // _LANES)
+        self.columns = _mix(torch.arange(1, groups + 1, device=ids.device) * _MIX2)
+        self.cut, self.scale = threshold(p)
+        count = self.rows.shape[0]
+        self.step = max(1, count if ids.is_cuda else _BLOCK * torch.get_num_threads() // max(groups, 1))
+        shape = (min(self.step, count), groups)
+        self._hash, self._shifted = self.columns.new_empty(shape), self.columns.new_empty(shape)
+
+    def blocks(self) -> Iterator[slice]:
+        for start in range(0, self.rows.shape[0], self.step):
+            yield slice(start, min(start + self.step, self.rows.shape[0]))
+
+    def draw(self, block: slice, out: Tensor) -> Tensor:
+        """Which elements of the block stay, into ``out`` [rows of the block, width]: bool, or 0.0 and 1.0."""
+        count = block.stop - block.start
+        h, shifted = self._hash[:count], self._shifted[:count]
+        torch.bitwise_xor(self.rows[block, None], self.columns, out=h)
+        for factor in (_MIX1, _MIX2):
+            h.mul_(factor)
+            h.bitwise_xor_(torch.bitwise_right_shift(h, 32, out=shifted).bitwise_and_(_LOW32))
+        return torch.ge(h.view(torch.int16)[:, : self.width], self.cut, out=out[:count])
+
+
 def keep_mask(ids: Tensor, width: int, p: float, key: MaskKey) -> Tensor:
     """bool [rows, width]: which elements of rows with global ``ids`` [rows] stay."""
-    rows = row_keys(ids, key)
-    groups = -(-width // _LANES)
-    columns = _mix(torch.arange(1, groups + 1, device=ids.device) * _MIX2)
-    cut, _ = threshold(p)
-    keep = torch.empty(rows.shape[0], width, dtype=torch.bool, device=ids.device)
-    block = rows.shape[0] if ids.is_cuda else max(1, _BLOCK // max(groups, 1))
-    for start in range(0, rows.shape[0], max(block, 1)):
-        h = rows[start : start + block, None] ^ columns
-        h.mul_(_MIX1).bitwise_xor_((h >> 32).bitwise_and_(_LOW32))
-        h.mul_(_MIX2).bitwise_xor_((h >> 32).bitwise_and_(_LOW32))
-        torch.ge(h.view(torch.int16)[:, :width], cut, out=keep[start : start + block])
+    mask = _Mask(ids, width, p, key)
+    keep = torch.empty(mask.rows.shape[0], width, dtype=torch.bool, device=ids.device)
+    for block in mask.blocks():
+        mask.draw(block, keep[block])
     return keep
 
 
@@ -90,20 +113,56 @@ def keep_entries(ids: Tensor, columns: Tensor, p: float, key: MaskKey) -> Tensor
     return lanes.gather(1, lane).squeeze(1) >= threshold(p)[0]
 
 
+def _drop(x: Tensor, out: Tensor, ids: Tensor, p: float, key: MaskKey, *, relu: bool = False) -> Tensor:
+    """``out = dropout(x)``, or of ``relu(x)``, in one pass over memory; ``out`` may be ``x``."""
+    mask = _Mask(ids, x.shape[1], p, key)
+    keep = x.new_empty(min(mask.step, x.shape[0]), x.shape[1])
+    for block in mask.blocks():
+        kept = mask.draw(block, keep).mul_(mask.scale)
+        if relu:
+            torch.clamp_min(x[block], 0, out=out[block])
+            out[block].mul_(kept)
+        else:
+            torch.mul(x[block], kept, out=out[block])
+    return out
+
+
 class _Dropout(torch.autograd.Function):
+    """The mask is drawn anew in backward: that costs less than the memory it would fill."""
+
     @staticmethod
-    def forward(ctx, x: Tensor, ids: Tensor, p: float, key: MaskKey) -> Tensor:  # type: ignore[no-untyped-def]
-        keep = keep_mask(ids, x.shape[1], p, key)
-        ctx.save_for_backward(keep)
-        ctx.scale = threshold(p)[1]
-        out: Tensor = torch.ops.aten.native_dropout_backward(x, keep, ctx.scale)
-        return out
+    def forward(ctx: Any, x: Tensor, ids: Tensor, p: float, key: MaskKey) -> Tensor:
+        ctx.ids, ctx.p, ctx.key = ids, p, key
+        return _drop(x, torch.empty_like(x), ids, p, key)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-        (keep,) = ctx.saved_tensors
-        return torch.ops.aten.native_dropout_backward(grad, keep, ctx.scale), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _drop(grad, torch.empty_like(grad), ctx.ids, ctx.p, ctx.key), None, None, None
+
+
+class _ReluDropout(torch.autograd.Function):
+    """In place. What is positive in the result was positive and kept, so backward needs nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ids: Tensor, p: float, key: MaskKey) -> Tensor:
+        ctx.mark_dirty(x)
+        _drop(x, x, ids, p, key, relu=True)
+        ctx.save_for_backward(x)
+        ctx.scale = threshold(p)[1]
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (y,) = ctx.saved_tensors
+        out = torch.empty_like(grad)
+        step = max(1, _BLOCK * _LANES * torch.get_num_threads() // max(grad.shape[1], 1))
+        for start in range(0, grad.shape[0], step):
+            block = slice(start, start + step)
+            torch.gt(y[block], 0, out=out[block])
+            out[block].mul_(grad[block]).mul_(ctx.scale)
+        return out, None, None, None
 
 
 def dropout(x: Tensor, ids: Tensor, p: float, key: MaskKey) -> Tensor:
@@ -111,3 +170,10 @@ def dropout(x: Tensor, ids: Tensor, p: float, key: MaskKey) -> Tensor:
     if p == 0.0 or x.shape[0] == 0:
         return x
     return _Dropout.apply(x, ids, p, key)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def relu_dropout_(x: Tensor, ids: Tensor, p: float, key: MaskKey) -> Tensor:
+    """``dropout(relu(x))`` in one pass, in the memory of ``x``, which nothing may need as it was."""
+    if p == 0.0 or x.shape[0] == 0:
+        return torch.relu_(x)
+    return _ReluDropout.apply(x, ids, p, key)  # type: ignore[no-any-return, no-untyped-call]

@@ -55,6 +55,15 @@ class SparseMatrix:
         t = SparseMatrix((self.shape[1], self.shape[0]), indptr, self.rows[order], values)
         return t, order
 
+    def scaled(self, rows: Tensor | None, cols: Tensor | None) -> SparseMatrix:
+        """``diag(rows) A diag(cols)`` over the same pattern; scales are [m] and [n], None for ones."""
+        values = self.values
+        for scale, ids in ((rows, self.rows), (cols, self.indices)):
+            if scale is not None:
+                factor = scale.index_select(0, ids)
+                values = factor if values is None else values * factor
+        return SparseMatrix(self.shape, self.indptr, self.indices, values)
+
     @functools.cached_property
     def nonempty(self) -> tuple[Tensor, SparseMatrix]:
         """(int64 [r] rows that hold an entry, the r x n matrix of just these)."""

@@ -195,17 +195,19 @@ class GNN(nn.Module):
 
     def embed(self, x: Input, views: Sequence[LayerView]) -> Input:
         """The last layer's input [n_in of the last view, hidden]; the features where there is but one layer."""
-        for layer, (conv, view) in enumerate(zip(self.convs, views, strict=True)):
-            x = view.dropout(x, self.dropout if layer else self.input_dropout)
-            if layer == self.num_layers - 1:
-                break
-            y: Tensor = conv(x, view)
+        x = views[0].dropout(x, self.input_dropout)
+        for layer in range(self.num_layers - 1):
+            view, after = views[layer], views[layer + 1]
+            y: Tensor = self.convs[layer](x, view)
             if self.norms:
                 y = self.norms[layer](y, view)
+            if self.activation is F.relu and not (self.residual and layer):
+                x = after.relu_dropout(y, self.dropout)
+                continue
             y = self.activation(y)
-            if self.residual and isinstance(x, Tensor) and layer:
+            if self.residual and layer and isinstance(x, Tensor):
                 y = y + view.own(x)
-            x = y
+            x = after.dropout(y, self.dropout)
         return x
 
 

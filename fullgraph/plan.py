@@ -8,6 +8,7 @@ the fewest rows, some of them partial sums.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,23 @@ class LinearPlan:
         values = None if m.values is None else torch.cat([m.values, m.values.new_ones(nodes.shape[0])])[order]
         local = SparseMatrix(m.shape, indptr, cols[order], values)
         return LinearPlan(local, self.receive, self.route)
+
+    @functools.cached_property
+    def _scaled(self) -> dict[str, LinearPlan]:
+        return {}
+
+    def scaled(self, name: str, in_scale: Tensor | None, out_scale: Tensor | None) -> LinearPlan:
+        """``diag(out_scale) A diag(in_scale)``, made once under ``name``; scales are [n_in] and [n_out].
+
+        The scales are values of the matrices, which costs the sparse kernel nothing and saves passes over the rows.
+        """
+        if name not in self._scaled:
+            receive = None if self.receive is None else self.receive.scaled(out_scale, None)
+            route = self.route
+            if route is not None and in_scale is not None:
+                route = dataclasses.replace(route, send=route.send.scaled(None, in_scale), select=None)
+            self._scaled[name] = LinearPlan(self.local.scaled(out_scale, in_scale), receive, route)
+        return self._scaled[name]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Linear propagation ``Y = out_scale * (A (in_scale * X))`` over all ranks, one autograd node forward and backward.
+"""Linear propagation ``Y = A X`` over all ranks, one autograd node forward and backward.
 
 Communication runs while ``A_local X`` is computed, and in backward while ``A_local^T dY`` is.
 """
@@ -23,21 +23,11 @@ class _Propagate(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        in_scale: Tensor | None,
-        out_scale: Tensor | None,
         plan: LinearPlan,
         world: World,
         tag: Tag,
     ) -> Tensor:
-        ctx.in_scale, ctx.out_scale, ctx.plan, ctx.world, ctx.tag = (
-            in_scale,
-            out_scale,
-            plan,
-            world,
-            (tag[0], "backward"),
-        )
-        if in_scale is not None:
-            x = x * in_scale
+        ctx.plan, ctx.world, ctx.tag = plan, world, (tag[0], "backward")
         if plan.route is None or plan.receive is None:
             y = spmm(plan.local, x)
         else:
@@ -45,33 +35,25 @@ class _Propagate(torch.autograd.Function):
             y = spmm(plan.local, x)
             for columns, received in transfer:
                 spmm_add_(y[:, columns], plan.receive, received)
-        return y if out_scale is None else y.mul_(out_scale)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         plan: LinearPlan = ctx.plan
-        grad = grad.contiguous() if ctx.out_scale is None else grad * ctx.out_scale
+        grad = grad.contiguous()
         if plan.route is None or plan.receive is None:
             grad_x = spmm_transposed(plan.local, grad)
         else:
             transfer = send_rows_back(spmm_transposed(plan.receive, grad), plan.route, ctx.world, ctx.tag)
             grad_x = spmm_transposed(plan.local, grad)
             add_returned_(grad_x, transfer, plan.route)
-        return grad_x if ctx.in_scale is None else grad_x.mul_(ctx.in_scale), None, None, None, None, None
+        return grad_x, None, None, None
 
 
-def propagate(
-    x: Tensor,
-    plan: LinearPlan,
-    *,
-    world: World,
-    in_scale: Tensor | None = None,
-    out_scale: Tensor | None = None,
-    tag: Tag = SETUP,
-) -> Tensor:
-    """``out_scale * (A (in_scale * x))`` [n_out, D] for owned rows x [n_in, D]; scales are [n_in, 1] and [n_out, 1]."""
-    return _Propagate.apply(x, in_scale, out_scale, plan, world, tag)  # type: ignore[no-any-return, no-untyped-call]
+def propagate(x: Tensor, plan: LinearPlan, *, world: World, tag: Tag = SETUP) -> Tensor:
+    """``A x`` [n_out, D] for owned rows x [n_in, D]; the transfer is metered under ``tag``."""
+    return _Propagate.apply(x, plan, world, tag)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _SumOverRanks(torch.autograd.Function):

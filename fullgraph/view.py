@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from fullgraph.config import PlanKind
 from fullgraph.cost import Layer0, Tag
 from fullgraph.cut import selecting_factors
-from fullgraph.dropout import MaskKey, dropout, keep_entries, keep_mask, threshold
+from fullgraph.dropout import MaskKey, dropout, keep_entries, keep_mask, relu_dropout_, threshold
 from fullgraph.exchange import halo_rows
 from fullgraph.kernels import SparseRows, linear, sparse_matrix
-from fullgraph.plan import Plan, agree_route
+from fullgraph.plan import LinearPlan, Plan, agree_route
 from fullgraph.propagate import propagate, sum_over_ranks
 from fullgraph.reach import distances, local_graph, needed
 from fullgraph.shards import Shard
@@ -148,24 +148,22 @@ class KeptRows:
 
 def _aggregate(x: Tensor, norm: Norm, plan: Plan, degrees: Degrees, tag: Tag = SETUP) -> Tensor:
     """``norm(A) x`` [n_out, D] over all ranks for x [n_in, D]."""
-    linear_plan, in_scale, out_scale = plan.linear, None, None
-    if norm == "mean":
-        out_scale = degrees.mean_scale[: plan.n_out]
-    elif norm == "gcn":
-        linear_plan = linear_plan.with_loops
-        in_scale, out_scale = degrees.gcn_scale[: plan.n_in], degrees.gcn_scale[: plan.n_out]
-    return propagate(x, linear_plan, world=plan.world, in_scale=in_scale, out_scale=out_scale, tag=tag)
+    return propagate(x, _normalised(plan.linear, norm, degrees), world=plan.world, tag=tag)
 
 
 def _aggregate_kept(x: Tensor, norm: Norm, plan: Plan, degrees: Degrees) -> Tensor:
     """The same for ``[owned | halo]`` rows x [n_in + h, D] that are all here, with their degrees."""
-    linear_plan, in_scale, out_scale = plan.kept_linear, None, None
+    return propagate(x, _normalised(plan.kept_linear, norm, degrees), world=plan.world)
+
+
+def _normalised(plan: LinearPlan, norm: Norm, degrees: Degrees) -> LinearPlan:
+    n_out, n_in = plan.local.shape
     if norm == "mean":
-        out_scale = degrees.mean_scale[: plan.n_out]
-    elif norm == "gcn":
-        linear_plan = linear_plan.with_loops
-        in_scale, out_scale = degrees.gcn_scale, degrees.gcn_scale[: plan.n_out]
-    return propagate(x, linear_plan, world=plan.world, in_scale=in_scale, out_scale=out_scale)
+        return plan.scaled("mean", None, degrees.mean_scale[:n_out, 0])
+    if norm == "gcn":
+        scale = degrees.gcn_scale[:, 0]
+        return plan.with_loops.scaled("gcn", scale[:n_in], scale[:n_out])
+    return plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,6 +291,13 @@ class LayerView:
         if self.input is not None and x is self.this_pass.input:
             self.this_pass.dropped_input = (y, p, key)
         return y
+
+    def relu_dropout(self, x: Tensor, p: float) -> Tensor:
+        """``dropout(relu(x), p)`` for rows that nothing else needs: written over ``x`` [n_in, D]."""
+        if not self.training or p == 0.0:
+            return torch.relu_(x)
+        self._enter()
+        return relu_dropout_(x, self.ids[: x.shape[0]], p, self.this_pass.next_key())
 
     def edge_keep(self, edge_ids: Tensor, width: int, p: float) -> Tensor | None:
         """bool [len(edge_ids), width] dropout mask of edges by global id; None when nothing is dropped.
