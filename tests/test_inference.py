@@ -1,0 +1,179 @@
+"""Predictions come back in the user's order on any number of ranks, and scores are those of the run."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix
+
+from fullgraph.config import TrainConfig
+from fullgraph.inference import evaluate, predict
+from fullgraph.trainer import train
+from fullgraph.world import RankError, World
+from partition_tools import Graph, build, load, partition
+from tests.ranks import RankPool
+
+NODES = 90
+CONFIG = TrainConfig(layers=2, hidden=8, epochs=6, dropout=0.2, dtype="float64", lr=0.05)
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    graph = load(f"demo:communities?nodes={NODES}&classes=3&features=5&degree=6")
+    return dataclasses.replace(graph, node_ids=np.array([f"knoten-{(i * 37) % NODES}ä" for i in range(NODES)]))
+
+
+@pytest.fixture(scope="module")
+def folder(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Builds in 1, 2 and 3 parts, and a run on the first."""
+    out = tmp_path_factory.mktemp("inference")
+    for parts in (1, 2, 3):
+        build(graph, partition(graph, parts, "random"), out / str(parts))
+    train(out / "1", CONFIG, run=out / "run")
+    return out
+
+
+def predict_on_ranks(world: World, folder: Path, out: Path, kind: Any) -> None:
+    predict(folder, folder.parent / "run", out, kind=kind, world=world)
+
+
+def score_on_ranks(world: World, folder: Path) -> dict[str, Any]:
+    return dataclasses.asdict(evaluate(folder, folder.parent / "run", confusion=True, world=world))
+
+
+@pytest.mark.parametrize("kind", ["labels", "probabilities", "embeddings"])
+def test_predictions_are_in_order_on_any_number_of_ranks(ranks: RankPool, folder: Path, kind: str) -> None:
+    found = []
+    for parts in (1, 2, 3):
+        out = folder / f"{kind}-{parts}.npy"
+        ranks.run(parts, predict_on_ranks, folder / str(parts), out, kind)
+        found.append(np.load(out, allow_pickle=False))
+    shape = {"labels": (NODES,), "probabilities": (NODES, 3), "embeddings": (NODES, 8)}[kind]
+    assert found[0].shape == shape
+    for other in found[1:]:
+        np.testing.assert_allclose(found[0], other, rtol=1e-10)
+    if kind == "probabilities":
+        np.testing.assert_allclose(found[0].sum(1), 1.0)
+        labels = np.load(folder / "labels-1.npy") if (folder / "labels-1.npy").exists() else found[0].argmax(1)
+        np.testing.assert_array_equal(found[0].argmax(1), labels)
+
+
+def test_every_form_says_the_same_under_the_users_ids(ranks: RankPool, folder: Path, graph: Graph) -> None:
+    assert graph.node_ids is not None
+    for suffix in ("npy", "h5", "csv"):
+        ranks.run(2, predict_on_ranks, folder / "2", folder / f"out.{suffix}", "labels")
+    labels = np.load(folder / "out.npy", allow_pickle=False)
+    assert np.load(folder / "out.ids.npy", allow_pickle=False).tolist() == graph.node_ids.tolist()
+    with h5py.File(folder / "out.h5") as file:
+        np.testing.assert_array_equal(file["predictions"][:], labels)
+        assert file["ids"].asstr()[:].tolist() == graph.node_ids.tolist()
+    with (folder / "out.csv").open(encoding="utf-8") as file:
+        lines = list(csv.reader(file))
+    assert lines[0] == ["id", "prediction"]
+    assert lines[1:] == [[name, str(label)] for name, label in zip(graph.node_ids, labels.tolist(), strict=True)]
+
+
+def test_small_blocks_write_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predict(folder / "1", folder / "run", folder / "whole.npy", kind="probabilities")
+    module = next(m for m in ("fullgraph.gather", "fullgraph.inference") if _has_block(m))
+    monkeypatch.setattr(f"{module}._BLOCK_BYTES", 100)
+    predict(folder / "1", folder / "run", folder / "blocks.npy", kind="probabilities")
+    assert (folder / "whole.npy").read_bytes() == (folder / "blocks.npy").read_bytes()
+
+
+def _has_block(name: str) -> bool:
+    import importlib
+
+    try:
+        return hasattr(importlib.import_module(name), "_BLOCK_BYTES")
+    except ModuleNotFoundError:
+        return False
+
+
+def test_scores_are_those_of_the_run_and_confusion_counts_every_node(
+    ranks: RankPool, folder: Path, graph: Graph
+) -> None:
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    labels = None
+    for parts in (1, 3):
+        found = ranks.run(parts, score_on_ranks, folder / str(parts))[0]
+        for split in ("val", "test"):
+            assert found["scores"][split] == pytest.approx(summary[split], rel=1e-10)
+        predict(folder / "1", folder / "run", folder / "l.npy")
+        labels = np.load(folder / "l.npy")
+        assert graph.splits is not None
+        assert graph.y is not None
+        test = graph.splits.test[0]
+        expected = confusion_matrix(graph.y[test], labels[test], labels=range(3))
+        np.testing.assert_array_equal(found["confusion"]["test"], expected)
+
+
+def test_another_graph_of_the_same_features_is_predicted(folder: Path, tmp_path: Path) -> None:
+    other = load("demo:communities?nodes=40&classes=3&features=5&degree=6&seed=9")
+    build(other, partition(other, 1), tmp_path / "other")
+    predict(tmp_path / "other", folder / "run", tmp_path / "out.npy")
+    assert np.load(tmp_path / "out.npy").shape == (40,)
+    narrow = load("demo:communities?nodes=40&classes=3&features=4&degree=6")
+    build(narrow, partition(narrow, 1), tmp_path / "narrow")
+    with pytest.raises(RankError, match=r"takes 5 features, but .*narrow holds 4"):
+        predict(tmp_path / "narrow", folder / "run", tmp_path / "out2.npy")
+    assert not (tmp_path / "out2.npy").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run: (run / "config.json").unlink(), "is not a run folder: it has no config.json"),
+        (lambda run: (run / "config.json").write_text("{"), "config.json is not JSON"),
+        (lambda run: (run / "config.json").write_text("[]"), "config.json holds list; expected an object"),
+        (lambda run: edit(run, features="5"), "features is '5'; expected int"),
+        (lambda run: edit(run, model="gcnn"), "model"),
+        (lambda run: edit(run, hidden=9), "does not hold the weights of the model"),
+        (lambda run: (run / "best.pt").unlink(), "best.pt does not exist; the run did not end"),
+        (lambda run: (run / "best.pt").write_bytes(b"junk"), "best.pt cannot be read as a state"),
+        (lambda run: torch.save({"model": print}, run / "best.pt"), "best.pt cannot be read as a state"),
+        (lambda run: torch.save([1], run / "best.pt"), "holds no model's weights"),
+    ],
+)
+def test_a_run_folder_that_is_not_whole_is_refused(folder: Path, tmp_path: Path, damage: Any, message: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for file in (folder / "run").iterdir():
+        (run / file.name).write_bytes(file.read_bytes())
+    damage(run)
+    with pytest.raises(RankError, match=re.escape(message)):
+        predict(folder / "1", run, tmp_path / "out.npy")
+    assert not (tmp_path / "out.npy").exists()
+
+
+def edit(run: Path, **values: Any) -> None:
+    record = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(record | values))
+
+
+@pytest.mark.parametrize(
+    ("out", "kind", "message"),
+    [
+        ("p.txt", "labels", "the name must end in .npy, .h5, .csv"),
+        ("nowhere/p.npy", "labels", "the folder .*nowhere does not exist"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_first(
+    folder: Path, tmp_path: Path, out: str, kind: Any, message: str
+) -> None:
+    with pytest.raises(RankError, match=message):
+        predict(folder / "1", folder / "run", tmp_path / out, kind=kind)
+
+
+def test_a_split_that_does_not_exist_is_refused(folder: Path) -> None:
+    with pytest.raises(RankError, match=r"--split 3, but .* holds 1 splits: 0 to 0"):
+        evaluate(folder / "1", folder / "run", split=3)
