@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from fullgraph.config import TrainConfig
-from fullgraph.shards import read_manifest
 
 if TYPE_CHECKING:
     from fullgraph.inference import Kind
@@ -68,6 +71,7 @@ class Predict:
 
         def work(world: World) -> None:
             from fullgraph.inference import predict
+            from fullgraph.shards import read_manifest
 
             path = predict(folder, self.run, self.out, kind=kind, state=self.state, world=world)
             if world.rank == 0:
@@ -136,30 +140,24 @@ def _on_ranks(
 ) -> int:
     """Run ``work`` on one rank a part: as the rank that a launcher made this process, or by launching them."""
     from fullgraph.launch import launch_local, under_torchrun
+    from fullgraph.shards import read_manifest
 
-    parts = read_manifest(folder).parts
-    if not under_torchrun() and parts > 1:
+    if not under_torchrun() and (parts := read_manifest(folder).parts) > 1:
         return launch_local(sys.argv[1:], parts)
-
-    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     from fullgraph.world import RankError, open_world
 
-    # torchrun's own report of a failed rank shows what stands in the file that this handler writes.
-    handler = get_error_handler()
-    handler.initialize()
-    with open_world(timeout=timeout, threads=threads) as world:
-        try:
+    def show(error: RankError) -> None:
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        _fail(str(error))
+
+    try:
+        with open_world(timeout=timeout, threads=threads, show=show) as world:
             work(world)
-        except Exception as cause:
-            error = world.report_failure("run", cause)
-            handler.record_exception(RankError(str(error)))  # a fresh one: its message without a traceback
-            if error.printer == world.rank:
-                if not isinstance(cause, RankError):
-                    traceback.print_exception(cause)
-                _fail(str(error))
-            world.abandon()
-            return 1
+    except RankError as error:
+        show(error)
+        return 1
     return 0
 
 
@@ -177,13 +175,17 @@ _COMMANDS: dict[str, Callable[..., Train | Predict | Evaluate | Demo]] = {
 
 def main() -> None:
     """Console entry point."""
+    if "RANK" in os.environ:  # at Ctrl-C the launcher's other ranks need not say the same
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     arguments = sys.argv[1:]
+    quiet = int(os.environ.get("RANK", "0")) > 0  # of P equal messages about a flag one is enough
     try:
-        if arguments and arguments[0] in _COMMANDS:
-            command = tyro.cli(_COMMANDS[arguments[0]], prog=f"fullgraph {arguments[0]}", args=arguments[1:])
-        else:
-            about = "Full-graph GNN training on a partitioned graph."
-            command = tyro.extras.subcommand_cli_from_dict(_COMMANDS, prog="fullgraph", description=about)
+        with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():
+            if arguments and arguments[0] in _COMMANDS:
+                command = tyro.cli(_COMMANDS[arguments[0]], prog=f"fullgraph {arguments[0]}", args=arguments[1:])
+            else:
+                about = "Full-graph GNN training on a partitioned graph."
+                command = tyro.extras.subcommand_cli_from_dict(_COMMANDS, prog="fullgraph", description=about)
         code = command.main()
     except (ValueError, OSError) as e:
         _fail(str(e))

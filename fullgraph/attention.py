@@ -1,7 +1,7 @@
 """Graph attention (Velickovic et al. 2018, eq. 3 to 6) over local edges, without a tensor of edges x width.
 
-Per head: ``logit_uv = leaky_relu(source_u + target_v)``, softmax over the in-edges of v, dropout, and the weighted sum
-of the source rows. Every in-edge of an owned node is local, so nothing here communicates.
+Per head: ``logit_uv = leaky_relu(source_u + target_v + edge_uv)``, softmax over the in-edges of v, dropout, and the
+weighted sum of the source rows. Every in-edge of an owned node is local, so nothing here communicates.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class _Attention(torch.autograd.Function):
         z: Tensor,
         source: Tensor,
         target: Tensor,
+        edge: Tensor | None,
         edges: SparseMatrix,
         negative_slope: float,
         keep: Tensor | None,
@@ -30,6 +31,8 @@ class _Attention(torch.autograd.Function):
         heads, width = source.shape[1], z.shape[1] // source.shape[1]
         rows, cols = edges.rows, edges.indices
         logits = source.index_select(0, cols).add_(target.index_select(0, rows))
+        if edge is not None:
+            logits.add_(edge)
         negative = logits <= 0  # 0 has the slope of a negative logit, as in torch
         torch.nn.functional.leaky_relu_(logits, negative_slope)
         top = segment_max(edges, logits)
@@ -68,7 +71,8 @@ class _Attention(torch.autograd.Function):
         transposed, order = edges.transposed
         grad_source = segment_sum(transposed, grad_logits.index_select(0, order))
         grad_target = segment_sum(edges, grad_logits)
-        return grad_z.view(sources, heads * width), grad_source, grad_target, None, None, None, None
+        grad_edge = grad_logits if ctx.needs_input_grad[3] else None
+        return grad_z.view(sources, heads * width), grad_source, grad_target, grad_edge, None, None, None, None
 
 
 def _dropped(alpha: Tensor, keep: Tensor | None, scale: float) -> Tensor:
@@ -84,6 +88,7 @@ def attention(
     target: Tensor,
     edges: SparseMatrix,
     *,
+    edge: Tensor | None = None,
     negative_slope: float = 0.2,
     keep: Tensor | None = None,
     keep_scale: float = 1.0,
@@ -91,7 +96,7 @@ def attention(
     """[n_out, H * D] attended rows.
 
     ``z`` is [n_in + h, H * D] with the columns of a head together; ``source`` [n_in + h, H] and ``target``
-    [n_out, H] are the two halves of the logits; ``keep`` [e, H] marks the attention weights that dropout leaves,
-    scaled by ``keep_scale``. A node without in-edges gets zeros.
+    [n_out, H] are the two halves of the logits, and ``edge`` [e, H] what each edge adds to its own; ``keep`` [e, H]
+    marks the attention weights that dropout leaves, scaled by ``keep_scale``. A node without in-edges gets zeros.
     """
-    return _Attention.apply(z, source, target, edges, negative_slope, keep, keep_scale)  # type: ignore[no-any-return, no-untyped-call]
+    return _Attention.apply(z, source, target, edge, edges, negative_slope, keep, keep_scale)  # type: ignore[no-any-return, no-untyped-call]

@@ -62,6 +62,10 @@ class TrainConfig:
     """Scale gradients down to this global norm."""
     split: int = 0
     """Which of the graph's splits to train on."""
+    inductive: bool = False
+    """Train on the subgraph of the training nodes, with its degrees; evaluate on the whole graph."""
+    edge_features: bool = True
+    """Let GAT's attention see the edge features, where the shards hold some; other models here do not use them."""
     seed: int = 1
     """Seed of the initial weights and of dropout; the result does not depend on the number of ranks."""
     dtype: Literal["float32", "float64"] = "float32"

@@ -42,12 +42,19 @@ class Crossing:
 
 
 def crossings(
-    model: str, widths: Sequence[int], *, heads: int = 1, out_heads: int = 1, layer0: str, sparse_input: bool
+    model: str,
+    widths: Sequence[int],
+    *,
+    heads: int = 1,
+    out_heads: int = 1,
+    layer0: str,
+    sparse_input: bool,
+    learned_input: bool = False,
 ) -> tuple[Crossing, ...]:
     """For each layer of a stack with ``widths`` (features, hidden widths, outputs).
 
     Layer 0 sends nothing where its input is aggregated ``once`` or its halo rows are ``keep``; where it aggregates
-    before its linear map no gradient crosses, for the features need none.
+    before its linear map no gradient crosses, for the features need none unless they are learned.
     """
     last = len(widths) - 2
     out = []
@@ -58,7 +65,7 @@ def crossings(
             out.append(Crossing(width=d_out * out_heads if layer == last else d_out, backward=True))
         else:
             map_first = d_out <= d_in or (layer == 0 and sparse_input)
-            out.append(Crossing(width=d_out if map_first else d_in, backward=layer > 0 or map_first))
+            out.append(Crossing(width=d_out if map_first else d_in, backward=layer > 0 or map_first or learned_input))
     return tuple(out)
 
 

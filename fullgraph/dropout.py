@@ -127,6 +127,17 @@ def _drop(x: Tensor, out: Tensor, ids: Tensor, p: float, key: MaskKey, *, relu: 
     return out
 
 
+def uniform(ids: Tensor, width: int, key: MaskKey) -> Tensor:
+    """float64 [rows, width] numbers in [0, 1) by the same hash, a whole one each."""
+    rows, columns = row_keys(ids, key), _mix(torch.arange(1, width + 1, device=ids.device) * _MIX2)
+    out = torch.empty(rows.shape[0], width, dtype=torch.float64, device=ids.device)
+    block = max(1, _BLOCK // max(width, 1))
+    for start in range(0, rows.shape[0], block):
+        h = _mix(rows[start : start + block, None] ^ columns)
+        out[start : start + block] = (h >> 11) & ((1 << 53) - 1)
+    return out.mul_(2.0**-53)
+
+
 class _Dropout(torch.autograd.Function):
     """The mask is drawn anew in backward: that costs less than the memory it would fill."""
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fullgraph.config import TrainConfig
 from fullgraph.files import appears_by_rename
+from fullgraph.gather import blocks_in_order
 from fullgraph.kernels import SparseRows
 from fullgraph.metrics import Scores, Target, choose_target, fit_labels, run_model, score
 from fullgraph.models import GNN, build_model
@@ -33,7 +34,6 @@ from fullgraph.view import GraphPart, Pass, make_part
 from fullgraph.world import World
 
 Kind = Literal["labels", "probabilities", "embeddings"]
-_BLOCK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,27 +52,23 @@ class Trained:
 def load_trained(
     run: str | Path, folder: str | Path, world: World, *, state: str = "best", split: int | None = None
 ) -> Trained:
-    """The model that ``run`` left, on the shards in ``folder``, which may be another graph of the same features (a
-    collective). Labels and masks of ``split`` are read only where one is named.
+    """The model that ``run`` left, on the shards in ``folder``, which may be another graph of the same features unless
+    these were learned (a collective). Labels and masks of ``split`` are read only where one is named.
 
     Raises ``RankError`` on all ranks where the run folder is not whole or its model does not fit the graph.
     """
     run, folder = Path(run), Path(folder)
     with world.stage("run"):
         config, record = read_config(run)
-        weights = _read_state(run / f"{state}.pt")
+        saved = _read_state(run / f"{state}.pt")
     manifest, shard = load_shard(folder, world)
     with world.stage("run"):
-        features = None if shard.x is None else shard.x.shape[1]
-        if features != record["features"]:
-            raise ValueError(
-                f"the model in {run} takes {record['features']} features, but {folder} holds "
-                f"{'none' if features is None else features}; predict on a graph with the features it was trained on"
-            )
-        model = build_model(config, record["features"], record["outputs"])
+        learned, edge_dim = record["learned_features"], record["edge_features_used"]
+        _check_fits(run, folder, record, manifest, shard)
+        model = build_model(config, record["features"], record["outputs"], edge_dim=edge_dim)
         assert isinstance(model, GNN)
         try:
-            model.load_state_dict(weights)
+            model.load_state_dict(saved["model"])
         except RuntimeError as e:
             raise ValueError(f"{run / state}.pt does not hold the weights of the model in config.json: {e}") from e
         model.to(world.device).eval()
@@ -92,6 +88,11 @@ def load_trained(
         num_layers=config.layers,
         prune=False,
     )
+    if part.table is not None:
+        with world.stage("run"), torch.no_grad():
+            part.table.copy_(
+                _saved_features(saved, run / f"{state}.pt", manifest, learned)[part.whole.owned_global.cpu()]
+            )
     return Trained(config, model, part, manifest, shard, record["task"], record["outputs"])
 
 
@@ -107,7 +108,10 @@ def read_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
     fields = {field.name for field in dataclasses.fields(TrainConfig)}
     if not isinstance(record, dict):
         raise ValueError(f"{path} holds {type(record).__name__}; expected an object")
-    for name, kind in {"features": int, "outputs": int, "task": str, "model_name": str}.items():
+    # What runs were without before there was such a thing.
+    record = dict[str, Any](learned_features=0, edge_features_used=0, graph_id="") | record
+    kinds = dict.fromkeys(("features", "outputs", "learned_features", "edge_features_used"), int)
+    for name, kind in (kinds | dict.fromkeys(("task", "model_name", "graph_id"), str)).items():
         if type(record.get(name)) is not kind:
             raise ValueError(f"{path}: {name} is {record.get(name)!r}; expected {kind.__name__}")
     try:
@@ -122,17 +126,52 @@ def read_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
     return config, record
 
 
-def _read_state(path: Path) -> dict[str, Tensor]:
+def _check_fits(run: Path, folder: Path, record: dict[str, Any], manifest: Manifest, shard: Shard) -> None:
+    """Raise ``ValueError`` where the graph in ``folder`` is none that the model of ``run`` can be applied to."""
+    if record["learned_features"] and record["graph_id"] != manifest.graph_id:
+        raise ValueError(
+            f"the model in {run} learned a row of features for each node of the graph it was trained on, so there is "
+            f"none for the nodes of {folder}, which is another graph; predict on shards of the same graph (in any "
+            f"number of parts), or train on one that has features of its own"
+        )
+    taken = _features(record["features"], record["learned_features"])
+    held = _features(shard.num_features, shard.learned_features)
+    if taken != held:
+        raise ValueError(
+            f"the model in {run} takes {taken} features, but {folder} holds {held}; predict on a graph with the "
+            f"features it was trained on"
+        )
+    if record["edge_features_used"] not in (0, shard.num_edge_features):
+        raise ValueError(
+            f"the model in {run} takes {record['edge_features_used']} edge features, but {folder} holds "
+            f"{shard.num_edge_features or 'none'}; predict on a graph with the edge features it was trained on"
+        )
+
+
+def _features(count: int, learned: int) -> str:
+    return f"{count} learned" if learned else str(count or "none")
+
+
+def _saved_features(saved: dict[str, Any], path: Path, manifest: Manifest, columns: int) -> Tensor:
+    """[N, columns] learned features of a state."""
+    features, shape = saved.get("features"), (manifest.graph["num_nodes"], columns)
+    if not isinstance(features, Tensor) or features.shape != shape:
+        found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(f"{path}: features is {found}; expected the learned features {list(shape)} of every node")
+    return features
+
+
+def _read_state(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise ValueError(f"{path} does not exist; the run did not end, or this is not its folder")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        # Mapped, not read: of the features of all nodes a rank takes its own.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as e:
         raise ValueError(f"{path} cannot be read as a state: {str(e).splitlines()[0]}") from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise ValueError(f"{path} holds no model's weights")
-    weights: dict[str, Tensor] = state["model"]
-    return weights
+    return state
 
 
 # ------------------------------------------------------------------------------------------------------ predictions
@@ -147,7 +186,7 @@ def outputs(trained: Trained, kind: Kind = "labels") -> Tensor:
         with torch.no_grad():
             this_pass = Pass(training=False)
             rows = model.embed(part.x, part.views(this_pass))
-        return rows.to_dense() if isinstance(rows, SparseRows) else rows
+        return rows.to_dense() if isinstance(rows, SparseRows) else rows.detach()
     logits = run_model(model, part)
     if trained.task == "regression":
         if kind == "probabilities":
@@ -212,33 +251,14 @@ def _blocks_in_order(
 ) -> Iterator[tuple[int, NDArray[Any] | None, NDArray[Any]]]:
     """(first node, the user's ids or None, rows) of all nodes in order of global id, on rank 0; on others the same
     number of empty ones."""
-    shard, order = trained.shard, trained.part.whole.graph.order
-    in_order = torch.empty_like(rows)
-    in_order[torch.from_numpy(order)] = rows  # as the shard has them: by global id
-    ids = shard.owned_global
-    row_bytes = max(1, rows.shape[1] * rows.element_size())
-    step = max(1, _BLOCK_BYTES // row_bytes)
-    for start in range(0, shard.num_nodes_global, step):
-        stop = min(start + step, shard.num_nodes_global)
-        a, b = np.searchsorted(ids, [start, stop])
-        counts = world.gather_vector([float(b - a)])[:, 0].to(torch.int64).tolist()
-        sent = [b - a if rank == 0 else 0 for rank in range(world.size)]
-        received = counts if world.rank == 0 else [0] * world.size
-        places = world.exchange(torch.from_numpy(ids[a:b, None]), sent, received).wait()[:, 0].numpy()
-        block = world.exchange(in_order[a:b], sent, received).wait().numpy()
-        names = None
-        if shard.node_ids is not None:
-            names = _exchange_ids(shard.node_ids[a:b], world)
-        if world.rank == 0:
-            out = np.empty((stop - start, rows.shape[1]), block.dtype)
-            out[places - start] = block
-            if names is not None:
-                by_place = np.empty(stop - start, names.dtype)
-                by_place[places - start] = names
-                names = by_place
-            yield start, names, out
-        else:
-            yield start, None, block
+    node_ids, ids = trained.shard.node_ids, trained.part.whole.owned_global
+    for block in blocks_in_order(rows, ids, trained.shard.num_nodes_global, world):
+        names = None if node_ids is None else _exchange_ids(node_ids[block.own], world)
+        if names is not None and world.rank == 0:
+            by_place = np.empty(names.shape[0], names.dtype)
+            by_place[block.places] = names
+            names = by_place
+        yield block.first, names, block.rows
 
 
 def _exchange_ids(ids: NDArray[Any], world: World) -> NDArray[Any]:

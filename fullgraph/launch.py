@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
+import socket
 import sys
+import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+_HOST = "127.0.0.1"
 
 
 def under_torchrun(env: Mapping[str, str] = os.environ) -> bool:
@@ -21,32 +28,77 @@ def under_torchrun(env: Mapping[str, str] = os.environ) -> bool:
 def launch_local(arguments: Sequence[str], ranks: int) -> int:
     """Run ``python -m fullgraph ARGUMENTS`` as ``ranks`` local ranks that meet on the loopback interface.
 
-    Returns the exit code: 0, that of the first rank to fail, or 128 + the number of the signal that ended it.
-    The ranks have said what went wrong; nothing is added here but for a rank that died without a word.
+    Returns the exit code: 0, that of a rank that failed, or 128 + the number of the signal that ended the launcher or
+    a rank. The ranks have said what went wrong; nothing is added here but for a rank that died without a word.
     """
-    # The launcher logs a multi-line report for each failed rank; the rank's own message says more.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    _silence_launcher()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each rank sets its own share of the cores
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
-    try:
-        elastic_launch(config, sys.executable)("-u", "-m", "fullgraph", *arguments)
-    except ChildFailedError as e:
-        rank, failure = e.get_first_failure()
-        if failure.exitcode < 0:
-            print(f"fullgraph: error: rank {rank} was ended by {failure.signal_name()}", file=sys.stderr)
-            return 128 - failure.exitcode
-        return int(failure.exitcode)
-    except SignalException as e:
-        return 128 + int(e.sigval)
+    if loopback := next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None):
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
+    with _signals_restored(), tempfile.TemporaryDirectory(prefix="fullgraph-") as scratch, _store() as port:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=ranks,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="static",
+            rdzv_endpoint=f"{_HOST}:{port}",
+            rdzv_configs={"rank": 0},
+            local_addr=_HOST,
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=scratch),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-u", "-m", "fullgraph", *arguments)
+        except ChildFailedError as e:
+            return _exit_code({rank: failure.exitcode for rank, failure in e.failures.items()})
+        except SignalException as e:
+            return 128 + int(e.sigval)
     return 0
+
+
+def _exit_code(codes: dict[int, int]) -> int:
+    """The exit code of a run whose ranks ended with ``codes``; says which rank was killed where none said anything."""
+    said = [code for code in codes.values() if code > 0]
+    if said:
+        return said[0]
+    # The launcher ends the other ranks by SIGTERM, so another signal is the cause.
+    rank, code = min(codes.items(), key=lambda item: item[1] == -signal.SIGTERM)
+    hint = "; this host may be out of memory" if code == -signal.SIGKILL else ""
+    print(f"fullgraph: error: rank {rank} was ended by {signal.Signals(-code).name}{hint}", file=sys.stderr, flush=True)
+    return 128 - code
+
+
+@contextlib.contextmanager
+def _store() -> Iterator[int]:
+    """The port of a store on the loopback interface; torch's launcher, left alone, listens on every interface."""
+    with socket.socket() as listener:
+        listener.bind((_HOST, 0))
+        listener.listen()
+        port: int = listener.getsockname()[1]
+        # multi_tenant: the launcher's own store, on the same port of the same process, is this one.
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            _HOST, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=listener.detach()
+        )
+    yield port
+    del store
+
+
+@contextlib.contextmanager
+def _signals_restored() -> Iterator[None]:
+    """The launcher's signal handlers would outlive it."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _silence_launcher() -> None:
+    """It logs a report of many lines for each failed rank and each signal; the rank's own message says more."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)

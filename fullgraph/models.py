@@ -14,13 +14,17 @@ from fullgraph.attention import attention
 from fullgraph.config import TrainConfig
 from fullgraph.dropout import threshold
 from fullgraph.kernels import SparseRows, linear
+from fullgraph.shards import Shard
 from fullgraph.view import LayerView
 
 Input = Tensor | SparseRows
 
 
 class GCNConv(nn.Module):
-    """``D^-1/2 (A + I) D^-1/2 X W + b`` (Kipf and Welling 2017)."""
+    """``D^-1/2 (A + I) D^-1/2 X W + b`` (Kipf and Welling 2017); D are the sums of in-weights, loop included.
+
+    Edge weights may be anything. A node whose D is 0 or less has the scale 0: it neither gives nor takes messages.
+    """
 
     def __init__(self, d_in: int, d_out: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -36,6 +40,8 @@ class GCNConv(nn.Module):
 class SAGEConv(nn.Module):
     """``W_l mean(x_u) + W_r x_v + b`` (Hamilton et al. 2017); the mean is weighted where edges are.
 
+    The mean is ``sum w_uv x_u / sum w_uv`` whatever the weights: negative ones subtract. It is 0 where the sum of the
+    weights is, as at a node without in-edges.
     ``root_weight=False`` leaves out W_r; ``normalize=True`` scales the result's rows to length 1.
     """
 
@@ -57,7 +63,10 @@ class SAGEConv(nn.Module):
 
 
 class GINConv(nn.Module):
-    """``MLP((1 + eps) x_v + sum w_uv x_u)`` (Xu et al. 2019) with a two-layer MLP; ``train_eps`` learns eps."""
+    """``MLP((1 + eps) x_v + sum w_uv x_u)`` (Xu et al. 2019) with a two-layer MLP; ``train_eps`` learns eps.
+
+    A sum takes edge weights of any sign; an edge of weight 0 adds nothing.
+    """
 
     def __init__(self, d_in: int, d_out: int, *, bias: bool = True, eps: float = 0.0, train_eps: bool = False) -> None:
         super().__init__()
@@ -78,9 +87,12 @@ class GINConv(nn.Module):
 
 
 class GATConv(nn.Module):
-    """Graph attention (Velickovic et al. 2018) with loops replaced by one a node; edge weights are not used.
+    """Graph attention (Velickovic et al. 2018) with loops replaced by one a node.
 
-    ``d_out`` is the width of a head; heads are concatenated, or averaged with ``concat=False``.
+    Edge weights are not used, so that an edge of weight 0 or less counts as any other.
+    ``d_out`` is the width of a head; heads are concatenated, or averaged with ``concat=False``. With ``edge_dim`` the
+    logit of an edge has a third part from its features [K]; a node's loop has the mean of those of its other in-edges,
+    zeros where there are none. Only ``x_uv (W_edge^T a_edge)``, a number an edge and head, is ever formed.
     """
 
     def __init__(
@@ -93,6 +105,7 @@ class GATConv(nn.Module):
         concat: bool = True,
         negative_slope: float = 0.2,
         dropout: float = 0.0,
+        edge_dim: int | None = None,
     ) -> None:
         super().__init__()
         self.heads, self.d_out, self.concat = heads, d_out, concat
@@ -104,6 +117,12 @@ class GATConv(nn.Module):
         nn.init.xavier_uniform_(self.weight)
         nn.init.xavier_uniform_(self.att_source)
         nn.init.xavier_uniform_(self.att_target)
+        self.lin_edge = self.att_edge = None
+        if edge_dim is not None:
+            self.lin_edge = nn.Parameter(torch.empty(heads * d_out, edge_dim))
+            self.att_edge = nn.Parameter(torch.empty(heads, d_out))
+            nn.init.xavier_uniform_(self.lin_edge)
+            nn.init.xavier_uniform_(self.att_edge)
 
     def forward(self, x: Input, view: LayerView) -> Tensor:
         z = view.with_halo(x, self.weight)
@@ -117,6 +136,7 @@ class GATConv(nn.Module):
             source,
             target,
             edges,
+            edge=self._edge_logits(view),
             negative_slope=self.negative_slope,
             keep=keep,
             keep_scale=threshold(self.dropout)[1],
@@ -124,6 +144,16 @@ class GATConv(nn.Module):
         if not self.concat:
             y = y.view(-1, self.heads, self.d_out).mean(1)
         return y if self.bias is None else y + self.bias
+
+    def _edge_logits(self, view: LayerView) -> Tensor | None:
+        """[e', heads] in the order of the edges with one loop a node."""
+        if self.lin_edge is None or self.att_edge is None:
+            return None
+        edge_x = view.plan.edge_x_with_one_loop
+        if edge_x is None:
+            raise ValueError("GATConv has edge_dim, but the graph has no edge features")
+        by_head = self.lin_edge.view(self.heads, self.d_out, -1)
+        return edge_x @ torch.einsum("hdk,hd->kh", by_head, self.att_edge)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -169,18 +199,19 @@ class GNN(nn.Module):
     before a batch norm has no bias, which the norm would take off again.
 
     ``num_layers`` declares the depth, and ``whole_layers`` how many layers must give all nodes. ``forward(x, views)``
-    takes features [n_in, F] and one view a layer and gives [n_out, C].
+    takes features [n_in, F] and one view a layer and gives [n_out, C]. ``edge_dim`` is the number of edge features that
+    GAT is to use.
     """
 
-    def __init__(self, config: TrainConfig, d_in: int, d_out: int) -> None:
+    def __init__(self, config: TrainConfig, d_in: int, d_out: int, edge_dim: int = 0) -> None:
         super().__init__()
-        self.num_layers = config.layers
+        self.num_layers, self.edge_dim = config.layers, edge_dim
         self.whole_layers = config.layers - 1 if config.norm == "batch" else 0
         self.dropout, self.input_dropout = config.dropout, config.input_dropout
         self.residual = config.residual
         widths = [d_in] + [config.hidden] * (config.layers - 1) + [d_out]
         self.convs = nn.ModuleList(
-            _conv(config, a, b, last=layer == config.layers - 1)
+            _conv(config, a, b, edge_dim, last=layer == config.layers - 1)
             for layer, (a, b) in enumerate(itertools.pairwise(widths))
         )
         norm = {"layer": LayerNorm, "batch": BatchNorm}.get(config.norm)
@@ -211,24 +242,33 @@ class GNN(nn.Module):
         return x
 
 
-def _conv(config: TrainConfig, d_in: int, d_out: int, *, last: bool) -> nn.Module:
+def _conv(config: TrainConfig, d_in: int, d_out: int, edge_dim: int, *, last: bool) -> nn.Module:
     bias = last or config.norm != "batch"
     if config.model == "gat":
         heads = config.out_heads if last else config.heads
         width = d_out if last else d_out // heads
-        return GATConv(d_in, width, heads, bias=bias, concat=not last, dropout=config.dropout)
+        return GATConv(
+            d_in, width, heads, bias=bias, concat=not last, dropout=config.dropout, edge_dim=edge_dim or None
+        )
     kinds: dict[str, Callable[..., nn.Module]] = {"gcn": GCNConv, "sage": SAGEConv, "gin": GINConv}
     return kinds[config.model](d_in, d_out, bias=bias)
+
+
+def edge_features_used(config: TrainConfig, shard: Shard) -> int:
+    """Columns of edge features that ``config``'s model uses of those in the shards."""
+    return shard.num_edge_features if config.model == "gat" and config.edge_features else 0
 
 
 ModelFactory = Callable[[int, int], nn.Module]
 """(features, outputs) -> a model ``forward(x, views)`` of the user's own; one with an int ``num_layers`` is pruned."""
 
 
-def build_model(config: TrainConfig, d_in: int, d_out: int, factory: ModelFactory | None = None) -> nn.Module:
+def build_model(
+    config: TrainConfig, d_in: int, d_out: int, factory: ModelFactory | None = None, *, edge_dim: int = 0
+) -> nn.Module:
     """``config``'s model, or the user's, with initial weights by ``config.seed`` alone, so that every rank has the
     same; in ``config.dtype``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = GNN(config, d_in, d_out) if factory is None else factory(d_in, d_out)
+        model = GNN(config, d_in, d_out, edge_dim) if factory is None else factory(d_in, d_out)
     return model.to(getattr(torch, config.dtype))

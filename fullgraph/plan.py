@@ -129,6 +129,38 @@ class HaloPlan:
 
 
 @dataclass(frozen=True, eq=False)
+class EdgeFeatures:
+    """Features of a rank's edges on its device, made when first asked for. A plan's edges are the first of them."""
+
+    graph: LocalGraph
+    device: torch.device
+    dtype: torch.dtype
+
+    @functools.cached_property
+    def rows(self) -> Tensor | None:
+        """[e, K] in the order of the edges; None where the graph has none."""
+        edge_x = self.graph.edge_x
+        return None if edge_x is None else torch.from_numpy(edge_x).to(self.device, self.dtype)
+
+    @functools.cached_property
+    def with_one_loop(self) -> Tensor | None:
+        """[e', K] in the order of ``HaloPlan.one_loop``; a loop has the mean of the node's other in-edges' features,
+        zeros where there are none."""
+        graph = self.graph
+        if graph.edge_x is None:
+            return None
+        row = np.repeat(np.arange(graph.n), np.diff(graph.indptr))
+        kept = np.flatnonzero(row != graph.indices)
+        row = row[kept]
+        order = torch.from_numpy(np.argsort(np.concatenate([row, np.arange(graph.n)]), kind="stable"))
+        rows = torch.from_numpy(graph.edge_x[kept]).to(self.dtype)
+        degree = np.bincount(row, minlength=graph.n)
+        mean = rows.new_zeros(graph.n, rows.shape[1]).index_add_(0, torch.from_numpy(row), rows)
+        mean /= torch.from_numpy(np.maximum(degree, 1))[:, None]
+        return torch.cat([rows, mean])[order].to(self.device)
+
+
+@dataclass(frozen=True, eq=False)
 class Plan:
     """How one layer of this rank moves rows: ``n_in`` owned rows in, the first ``n_out`` of them out.
 
@@ -142,6 +174,8 @@ class Plan:
     n_out: int
     kind: PlanKind
     dtype: torch.dtype
+    edge_features: EdgeFeatures
+    """Shared by the plans of a graph."""
 
     @property
     def num_edges(self) -> int:
@@ -191,6 +225,18 @@ class Plan:
     def kept_linear(self) -> LinearPlan:
         """A propagate over ``[owned | halo]`` rows that are all here."""
         return LinearPlan(self.halo.edges)
+
+    @property
+    def edge_x(self) -> Tensor | None:
+        """[e, K] features of the in-edges of the rows that it gives; None where the graph has none."""
+        rows = self.edge_features.rows
+        return None if rows is None else rows[: self.num_edges]
+
+    @property
+    def edge_x_with_one_loop(self) -> Tensor | None:
+        """[e', K] the same in the order of ``HaloPlan.one_loop``."""
+        rows = self.edge_features.with_one_loop
+        return None if rows is None else rows[: self.halo.one_loop[0].nnz]
 
     @functools.cached_property
     def owned_global(self) -> Tensor:
@@ -277,6 +323,14 @@ def agree_route(plan: Plan, factors: Factors, values: NDArray[Any] | None) -> Ro
         Counts(tuple(int(c) for c in asked_rows), tuple(int(c) for c in factors.row_counts)),
         int(max(rows.sum(0).max(), rows.sum(1).max())),
     )
+
+
+def halo_route(graph: LocalGraph, world: World) -> Route:
+    """The exchange of a row for every halo node, in the order of the halo lists (a collective, which proves that they
+    fit)."""
+    every = np.arange(graph.halo_global.shape[0])
+    plan = Plan(graph, world, graph.n, graph.n, "halo", torch.float64, EdgeFeatures(graph, world.device, torch.float64))
+    return agree_route(plan, selecting_factors(0 * every, every, graph.halo_owner, world.size), None)
 
 
 def _check_asked(

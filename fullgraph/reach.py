@@ -38,6 +38,8 @@ class LocalGraph:
     """[e]"""
     edge_weight: Array | None
     """[e]"""
+    edge_x: Array | None
+    """[e, K]"""
     halo_global: NDArray[np.int64]
     halo_owner: NDArray[np.int64]
     halo_index: NDArray[np.int64]
@@ -72,6 +74,7 @@ def local_graph(shard: Shard, order: NDArray[np.int64] | None = None) -> LocalGr
         indices=indices,
         edge_global=shard.edge_global[taken],
         edge_weight=None if shard.edge_weight is None else shard.edge_weight[taken],
+        edge_x=None if shard.edge_x is None else shard.edge_x[taken],
         halo_global=shard.halo_global,
         halo_owner=shard.halo_owner.astype(np.int64),
         halo_index=shard.halo_index,

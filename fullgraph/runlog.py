@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import math
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, ProgressColumn, Task
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from fullgraph.files import appears_by_rename
 from fullgraph.metrics import Scores
@@ -58,17 +62,12 @@ class RunLog:
     def __enter__(self) -> RunLog:
         self._file = (self.folder / "metrics.jsonl").open("w", buffering=1)
         self._progress = Progress(
-            TextColumn("epoch"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[line]}"),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
+            _LiveLine(self.console),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
         )
-        self._task = self._progress.add_task("train", total=self.epochs, line="")
+        self._task = self._progress.add_task("train", total=self.epochs, facts={})
         self._progress.start()
         return self
 
@@ -81,23 +80,55 @@ class RunLog:
         self._file.write(json.dumps(plain(record | (scores or {}))) + "\n")
         self._scores = scores or self._scores
         done, now = record["epoch"] + 1, time.monotonic()
-        line = self.line(record)
-        self._progress.update(self._task, completed=done, line=line)
+        self._progress.update(self._task, completed=done, facts=self.facts(record))
         if not self.console.is_terminal and (done in (1, self.epochs) or now - self._last_line >= 5.0):
             self._last_line = now
-            self.console.print(f"epoch {done}/{self.epochs}  {line}", highlight=False, soft_wrap=True)
+            self.console.print(f"epoch {done}/{self.epochs}  {self.line(record)}", highlight=False, soft_wrap=True)
 
     def line(self, record: dict[str, Any]) -> str:
         """The one line a person reads."""
-        parts = [f"loss {record['loss']:.4f}"]
+        return "  ".join(self.facts(record).values())
+
+    def facts(self, record: dict[str, Any]) -> dict[str, str]:
+        """What the line says, by name, in its order."""
+        out = {"loss": f"loss {record['loss']:.4f}"}
         for split in ("train", "val", "test"):
             if split in self._scores:
-                parts.append(f"{split} {show(self.metric, self._scores[split][self.metric])}")
+                out[split] = f"{split} {show(self.metric, self._scores[split][self.metric])}"
         share = record["comm_seconds"] / record["seconds"] if record["seconds"] else 0.0
-        parts.append(f"{record['seconds']:.3g} s/epoch")
-        parts.append(f"comm {share:.0%}")
-        parts.append(f"{record['bytes_sent'] / 1e6:.3g} MB sent")
-        return "  ".join(parts)
+        out["seconds"] = f"{record['seconds']:.3g} s/epoch"
+        out["comm"] = f"comm {share:.0%}"
+        out["sent"] = f"{record['bytes_sent'] / 1e6:.3g} MB sent"
+        return out
+
+
+class _LiveLine(ProgressColumn):
+    """Epoch, bar, facts and time left; what does not fit the terminal is left out, least important first."""
+
+    max_refresh = 0.1
+    _BAR = 20
+    _LEFT_OUT = ("sent", "comm", "train", "seconds", "test", "eta", "val", "loss")
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def render(self, task: Task) -> Table:
+        epoch = f"epoch {task.completed:.0f}/{task.total:.0f}"
+        left = "-:--:--" if task.time_remaining is None else str(timedelta(seconds=int(task.time_remaining)))
+        facts = {**task.fields["facts"], "eta": f"ETA {left}"}
+        for name in self._LEFT_OUT:
+            if len("  ".join([epoch, *facts.values()])) < self._console.width:
+                break
+            facts.pop(name, None)
+        text = "  ".join(facts.values())
+        line = Table.grid(padding=(0, 1))
+        if len(epoch) + len(text) + self._BAR + 3 < self._console.width:
+            bar = ProgressBar(total=task.total, completed=task.completed, width=self._BAR)
+            line.add_row(epoch, bar, Text(text))
+        else:
+            line.add_row(epoch, Text(text))
+        return line
 
 
 def show(metric: str, value: float) -> str:

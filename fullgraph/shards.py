@@ -24,7 +24,8 @@ The folder
 A shard
 -------
 Attributes of the root: ``format``, ``format_version``, ``build_id``, ``part``, ``parts``, ``graph`` (name),
-``num_nodes_global``, ``num_edges_global``, ``num_classes``, and ``task`` (absent where there are no labels).
+``num_nodes_global``, ``num_edges_global``, ``num_classes``, ``task`` (absent where there are no labels), and
+``learned_features`` (columns of a feature table that training learns in place of features; absent where there is none).
 
 Datasets; those marked ? are absent where the graph has no such data::
 
@@ -36,6 +37,7 @@ Datasets; those marked ? are absent where the graph has no such data::
     edges/indices      int32 [e]      local ids of sources: owned 0..n-1, halo n..n+h-1; int64 where n+h >= 2^31
     edges/global_id    int64 [e]      global edge ids: an edge's place in the source graph
     edges/weight    ?  f4|f8 [e]
+    edges/x         ?  real  [e, K]   edge features
     degrees/in         int64 [n+h]    in-edges in the whole graph, loops and duplicates counted
     degrees/in_weight  f8    [n+h]    sum of in-edge weights, added in order of edge id; in-edges where none are given
     degrees/loops      int64 [n+h]    loops of the node
@@ -69,6 +71,7 @@ from typing import Any, TypeAlias
 import h5py
 import numpy as np
 import scipy.sparse as sp
+import xxhash
 from numpy.typing import NDArray
 
 from fullgraph.files import appears_by_rename, checksum
@@ -95,6 +98,7 @@ _REMEDY = "copy the file again from where it was built, or build the folder agai
 _MAX_MANIFEST_BYTES = 1 << 28
 _MASKS = ("train", "val", "test")
 _REAL = tuple(np.dtype(code) for code in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
+_A_REAL = "a real number of at most 8 bytes"
 _FLOATS = (np.dtype("f4"), np.dtype("f8"))
 _IDS = (np.dtype("i8"),)
 _LOCAL_IDS = (np.dtype("i4"), np.dtype("i8"))
@@ -110,6 +114,7 @@ _DATASETS: dict[str, tuple[str, tuple[np.dtype[Any], ...], tuple[int, ...]]] = {
     "indices": ("edges/indices", _LOCAL_IDS, (1,)),
     "edge_global": ("edges/global_id", _IDS, (1,)),
     "edge_weight": ("edges/weight", _FLOATS, (1,)),
+    "edge_x": ("edges/x", _REAL, (2,)),
     "in_degree": ("degrees/in", _IDS, (1,)),
     "in_weight": ("degrees/in_weight", (np.dtype("f8"),), (1,)),
     "loop_count": ("degrees/loops", _IDS, (1,)),
@@ -118,7 +123,8 @@ _DATASETS: dict[str, tuple[str, tuple[np.dtype[Any], ...], tuple[int, ...]]] = {
     "val": ("splits/val", _BYTES, (2,)),
     "test": ("splits/test", _BYTES, (2,)),
 }
-_OPTIONAL = ("edge_weight", "y")
+_OPTIONAL = ("edge_weight", "edge_x", "y")
+_FEATURES = ("x", "edge_x")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -155,6 +161,8 @@ class Shard:
     edge_global: NDArray[np.int64]
     """[e] global edge ids."""
     edge_weight: NDArray[np.floating[Any]] | None
+    edge_x: Array | None = None
+    """[e, K] edge features, any real dtype."""
     in_degree: NDArray[np.int64]
     """[n+h] whole-graph number of in-edges, loops and duplicates counted."""
     in_weight: NDArray[np.float64]
@@ -163,6 +171,8 @@ class Shard:
     """[n+h] loops a node has."""
     x: Array | sp.csr_array | None
     """[n, F] features of owned nodes; CSR when sparser than 0.1."""
+    learned_features: int = 0
+    """Columns of a feature table that training learns in place of x; 0 for none."""
     y: Array | None
     """[n] or [n, C]; see partition_tools.graph.Graph.y."""
     train: NDArray[np.bool_]
@@ -183,6 +193,15 @@ class Shard:
     @property
     def num_edges(self) -> int:
         return int(self.indices.shape[0])
+
+    @property
+    def num_features(self) -> int:
+        """Columns of the features, given or learned; 0 for none."""
+        return self.learned_features if self.x is None else int(self.x.shape[1])
+
+    @property
+    def num_edge_features(self) -> int:
+        return 0 if self.edge_x is None else int(self.edge_x.shape[1])
 
     def __post_init__(self) -> None:
         require(0 <= self.part < self.parts, "", f"part {self.part} of {self.parts}; expected 0 to {self.parts - 1}")
@@ -260,12 +279,19 @@ class Shard:
         require_each(degree == rows, "degrees/in", degree, f"the {rows[index]} edges that the row holds")
 
     def _check_features(self) -> None:
-        x, n = self.x, self.num_owned
+        x, edge_x, n, e = self.x, self.edge_x, self.num_owned, self.num_edges
+        if edge_x is not None:
+            good = edge_x.ndim == 2 and edge_x.shape[0] == e
+            require(good, "edges/x", f"shape {list(edge_x.shape)}; expected [{e}, K]")
+            require(edge_x.dtype in _REAL, "edges/x", f"dtype {edge_x.dtype}; expected {_A_REAL}")
+        learned = self.learned_features
+        found = f"attribute learned_features is {learned}; expected 0, or more where there are no features/x"
+        require(learned >= 0 and not (learned and x is not None), "", found)
         if x is None:
             return
         dataset = "features/data" if isinstance(x, sp.csr_array) else "features/x"
         require(len(x.shape) == 2 and x.shape[0] == n, dataset, f"shape {list(x.shape)}; expected [{n}, F]")
-        require(x.dtype in _REAL, dataset, f"dtype {x.dtype}; expected a real number of at most 8 bytes")
+        require(x.dtype in _REAL, dataset, f"dtype {x.dtype}; expected {_A_REAL}")
         if isinstance(x, sp.csr_array):
             _check_csr(x.indptr, x.indices, x.data, x.shape)
 
@@ -314,7 +340,8 @@ class Manifest:
     parts: int
     graph: dict[str, Any]
     """Facts: name, num_nodes, num_edges, undirected_pairs, loops, duplicates, isolated, components, weighted, directed,
-    num_features, feature_dtype, task, num_classes, num_splits, split_counts."""
+    num_features, feature_dtype, learned_features, num_edge_features, edge_feature_dtype, task, num_classes, num_splits,
+    split_counts."""
     partition: dict[str, Any]
     """method, seed, options, versions."""
     changes: tuple[str, ...]
@@ -335,6 +362,12 @@ class Manifest:
         for name, blocks in self.sums.items():
             if not isinstance(blocks, list) or not all(_is_int(block) and 0 <= block < 1 << 53 for block in blocks):
                 raise ValueError(f"sums.{name} holds something else than integers in 0..2^53-1")
+
+    @property
+    def graph_id(self) -> str:
+        """Equal for equal nodes and edges, whatever the graph is called and however it is partitioned."""
+        edges = [self.graph["num_nodes"], self.sums.get("src"), self.sums.get("dst")]
+        return xxhash.xxh3_64(json.dumps(edges).encode()).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -376,6 +409,8 @@ def _write(file: h5py.File, shard: Shard) -> None:
     )
     if shard.task is not None:
         file.attrs["task"] = shard.task
+    if shard.learned_features:
+        file.attrs["learned_features"] = shard.learned_features
     for field, (dataset, _, _) in _DATASETS.items():
         value = getattr(shard, field)
         if value is not None:
@@ -450,8 +485,8 @@ def read_shard(
 ) -> Shard:
     """Read one part into memory; no file stays open.
 
-    ``verify=False`` leaves the checksum out (the size is always compared), ``features=False`` leaves x None. A fault
-    is a `FormatError` (a ``ValueError``) that names file, dataset and index.
+    ``verify=False`` leaves the checksum out (the size is always compared), ``features=False`` leaves x and edge_x None.
+    A fault is a `FormatError` (a ``ValueError``) that names file, dataset and index.
     """
     folder = Path(folder)
     manifest = manifest or read_manifest(folder)
@@ -488,6 +523,7 @@ def _read(path: Path, features: bool) -> Shard:
             values = _read_attributes(file)
             for field, (dataset, dtypes, dimensions) in _DATASETS.items():
                 missing = field in _OPTIONAL and find_dataset(file, dataset) is None
+                missing = missing or (field in _FEATURES and not features)
                 values[field] = None if missing else read_dataset(file, dataset, dtypes, dimensions)
             for field in _MASKS:
                 mask = values[field]
@@ -509,7 +545,11 @@ def _read_attributes(file: h5py.File) -> dict[str, Any]:
     numbers = ("part", "parts", "num_nodes_global", "num_edges_global", "num_classes")
     kinds = dict.fromkeys(("build_id", "graph"), str) | dict.fromkeys(numbers, int)
     values = {name: read_attribute(file, name, kind) for name, kind in kinds.items()}
-    return {**values, "task": read_attribute(file, "task", str) if "task" in file.attrs else None}
+    values["task"] = read_attribute(file, "task", str) if "task" in file.attrs else None
+    values["learned_features"] = (
+        read_attribute(file, "learned_features", int) if "learned_features" in file.attrs else 0
+    )
+    return values
 
 
 def _read_features(file: h5py.File, n: int) -> Array | sp.csr_array | None:
@@ -549,9 +589,13 @@ def _check_belongs(shard: Shard, part: int, manifest: Manifest, features: bool) 
         "num_classes": shard.num_classes,
         "num_splits": shard.train.shape[0],
         "weighted": shard.edge_weight is not None,
+        "learned_features": shard.learned_features,
     }
     if features:
-        facts["num_features"] = 0 if shard.x is None else shard.x.shape[1]
+        facts |= {
+            "num_features": 0 if shard.x is None else shard.x.shape[1],
+            "num_edge_features": shard.num_edge_features,
+        }
     expected |= {key: (value, manifest.graph[key]) for key, value in facts.items() if key in manifest.graph}
     for name, (found, wanted) in expected.items():
         if found != wanted:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import functools
 import hashlib
 import math
 import os
@@ -41,6 +43,8 @@ from fullgraph.cost import (
     layer0_seconds,
     layer_ledger,
 )
+from fullgraph.gather import gather_in_order
+from fullgraph.induced import induced_shard
 from fullgraph.kernels import SparseRows
 from fullgraph.metrics import (
     LOWER_IS_BETTER,
@@ -52,14 +56,15 @@ from fullgraph.metrics import (
     run_model,
     score,
 )
-from fullgraph.models import GNN, ModelFactory, build_model
+from fullgraph.models import GNN, ModelFactory, build_model, edge_features_used
 from fullgraph.profile import profile, show_profile
 from fullgraph.runlog import RunLog, create_run_folder, show, write_json, write_state
 from fullgraph.shards import Manifest, Shard, read_manifest, read_shard
 from fullgraph.view import GraphPart, Pass, make_part
-from fullgraph.world import REST, WHOLE, RankError, World
+from fullgraph.world import REST, WHOLE, RankError, World, is_lost_rank
 
 LOSS: Tag = (WHOLE, "loss")
+_LATE = 0.5  # a reason to stop, below the numbers of signals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,50 +104,66 @@ def load(
     split: int = 0,
     dtype: torch.dtype = torch.float32,
     num_layers: int | None = None,
+    seed: int = 1,
 ) -> GraphPart:
     """This rank's part of the graph in ``folder``, for a training loop of one's own (a collective).
 
     ``part.run(model, Pass(training=True, seed=..., step=...))`` is one forward pass; loss is a local sum over
     ``part.masks["train"]`` divided by the global count, and parameter gradients are to be summed over ranks. A model
-    of ``num_layers`` layers is pruned in training.
+    of ``num_layers`` layers is pruned in training. Where features are learned, ``part.table`` are this rank's rows of
+    them, drawn by ``seed``: for its optimiser, but not for the sum over ranks.
     """
     world = world or World()
     _, shard = load_shard(Path(folder), world)
-    return make_part(shard, world, split=split, dtype=dtype, num_layers=num_layers)
+    return make_part(shard, world, split=split, dtype=dtype, num_layers=num_layers, seed=seed)
 
 
 class Trainer:
-    """Model, optimiser and part of one rank; ``step`` is one exact pass over the whole graph."""
+    """Model, optimiser and part of one rank; ``step`` is one exact pass over the whole graph.
 
-    def __init__(self, config: TrainConfig, part: GraphPart, target: Target, model: nn.Module) -> None:
-        self.config, self.part, self.target, self.model = config, part, target, model
+    ``part`` is what is trained on, ``whole`` what is evaluated on: the same but for inductive training. ``parameters``
+    are the model's, alike on all ranks; ``table`` are this rank's rows of learned features, where there are some.
+    """
+
+    def __init__(
+        self, config: TrainConfig, part: GraphPart, target: Target, model: nn.Module, whole: GraphPart | None = None
+    ) -> None:
+        self.config, self.part, self.target, self.model, self.whole = config, part, target, model, whole or part
         self.world = part.world
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = _optimizer(config, self.parameters)
+        self.table = part.table
+        self.learnt = self.parameters if self.table is None else [*self.parameters, self.table]
+        self.optimizer = _optimizer(config, self.learnt)
         self.scheduler = _scheduler(config, self.optimizer, target)
-        self.y = fit_labels(part, target)
+        self.y = fit_labels(self.whole, target)
         train = part.masks["train"]
-        self.y_train = self.y[train]
+        self.y_train = fit_labels(part, target)[train]
         self.train_rows = torch.nonzero(train).squeeze(1)
-        self.total_weight = float(self.world.gather_vector([target.weight(self.y_train)]).sum())
+        counts = [target.weight(self.y_train), float(self.whole.masks["val"].sum())]
+        self.total_weight, validation = self.world.gather_vector(counts).sum(0).tolist()
         if self.total_weight == 0:
-            raise RankError(f"load: split {config.split} has no training nodes on any rank")
+            raise RankError(f"load: split {config.split} has no training nodes on any rank; take another --split")
+        if validation == 0 and (config.patience is not None or config.scheduler == "plateau"):
+            flag = "--patience" if config.patience is not None else "--scheduler plateau"
+            raise RankError(f"options: {flag} needs validation nodes, and split {config.split} has none; leave it out")
 
     @property
     def model_name(self) -> str:
         return self.config.model if isinstance(self.model, GNN) else type(self.model).__name__
 
     def gradients(self, step: int) -> float:
-        """Forward and backward of one step; leaves the whole graph's gradient in every rank's parameters and
-        returns this rank's share of the loss."""
+        """Forward and backward of one step; leaves the whole graph's gradient in every rank's parameters and in the
+        table's rows, and returns this rank's share of the loss."""
         self.model.train()
         this_pass = Pass(training=True, seed=self.config.seed, step=step)
         logits = self.part.run(self.model, this_pass)
         self.world.meter.enter(LOSS)
         loss = self.target.per_node(logits[self.train_rows], self.y_train) / self.total_weight
-        for p in self.parameters:
+        for p in self.learnt:
             p.grad = None
         loss.backward()
+        if self.table is not None and self.table.grad is None:
+            self.table.grad = torch.zeros_like(self.table)
         self.world.meter.enter(REST)
         self._sum_gradients()
         return float(loss.detach())
@@ -155,21 +176,30 @@ class Trainer:
         for p, piece in zip(self.parameters, flat.split([g.numel() for g in grads]), strict=True):
             p.grad = piece.view_as(p)
 
-    def step(self, epoch: int, stop: bool) -> tuple[dict[str, Any], bool]:
-        """One epoch: (its record for the log, whether any rank asked to stop after it)."""
+    def _clip(self, largest: float) -> None:
+        """Scale the gradient of all that is learnt down to this norm, each number counted once."""
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        if self.table is not None and self.table.grad is not None:
+            own = float(self.table.grad.square().sum(dtype=torch.float64))
+            norm = (norm.square() + self.world.gather_vector([own]).sum().to(norm)).sqrt()
+        nn.utils.clip_grads_with_norm_(self.learnt, largest, norm)
+
+    def step(self, epoch: int, stop: float = 0) -> tuple[dict[str, Any], float]:
+        """One epoch: (its record for the log, the largest of all ranks' ``stop``: why to stop after it, 0 to go on)."""
         start = time.perf_counter()
         meter = self.world.meter
+        meter.step = epoch
         sent, waited = meter.bytes_sent, meter.seconds
         share = self.gradients(epoch)
-        stats = self.world.gather_vector([share, meter.bytes_sent - sent, float(stop)])
+        stats = self.world.gather_vector([share, meter.bytes_sent - sent, stop])
         loss = float(stats[:, 0].sum())
         if not math.isfinite(loss):
             raise RankError(
-                f"train: the loss of epoch {epoch} is {loss}; the weights are those of the epoch before. Try a smaller "
-                f"--lr (now {self.config.lr:g}) or --clip 1"
+                f"train: the loss of epoch {epoch + 1} is {loss}; try a smaller --lr (now {self.config.lr:g}), or "
+                f"--clip 1"
             )
         if self.config.clip is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
+            self._clip(self.config.clip)
         self.optimizer.step()
         if self.part.degrees.in_weight.is_cuda:
             torch.cuda.synchronize()
@@ -180,12 +210,34 @@ class Trainer:
             "comm_seconds": meter.seconds - waited,
             "bytes_sent": int(stats[:, 1].sum()),
         }
-        return record, bool(stats[:, 2].any())
+        return record, float(stats[:, 2].max())
 
     def evaluate(self) -> Scores:
-        scores = score(self.part, self.target, self.y, run_model(self.model, self.part))
+        scores = score(self.whole, self.target, self.y, run_model(self.model, self.whole))
         self.world.meter.enter(REST)
         return scores
+
+    def state(self) -> dict[str, Any]:
+        """A copy of what is learnt as this rank has it: weights, and its own nodes' rows of learned features."""
+        state: dict[str, Any] = {"model": copy.deepcopy(self.model.state_dict())}
+        return state if self.table is None else state | {"features": self.table.detach().clone()}
+
+    def of_all_ranks(self, state: dict[str, Any]) -> dict[str, Any]:
+        """``state`` with every node's rows of learned features, in order of global id, on rank 0 (a collective)."""
+        return state if self.table is None else state | {"features": self._every_row(state["features"])}
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimiser's, with what it keeps for the table's rows as in ``of_all_ranks`` (a collective)."""
+        state = self.optimizer.state_dict()
+        if self.table is None:
+            return state
+        place, shape = len(self.parameters), self.table.shape
+        kept = state["state"].get(place, {})
+        kept = {name: self._every_row(value) if value.shape == shape else value for name, value in kept.items()}
+        return state | {"state": state["state"] | {place: kept}}
+
+    def _every_row(self, rows: Tensor) -> Tensor | None:
+        return gather_in_order(rows, self.part.whole.owned_global, self.part.num_nodes_global, self.world)
 
     def predicted_ledger(self) -> Ledger | None:
         """Bytes of message rows that a step sends from this rank, by layer, direction and rank, from the plans alone;
@@ -201,6 +253,7 @@ class Trainer:
             out_heads=self.config.out_heads,
             layer0=layer0,
             sparse_input=isinstance(part.x, SparseRows),
+            learned_input=self.table is not None,
         )
         ledger: Ledger = {}
         for layer, (plan, _) in enumerate(part.training):
@@ -221,28 +274,55 @@ def make_trainer(shard: Shard, config: TrainConfig, world: World, model: ModelFa
         if num_splits and config.split >= num_splits:
             raise ValueError(f"--split {config.split}, but the shards hold {num_splits} splits: 0 to {num_splits - 1}")
         target = choose_target(shard, config.task, config.metric, config.class_weights == "balanced")
-        if shard.x is None:
-            raise ValueError(f"graph {shard.graph} has no node features; training needs some")
-        net = build_model(config, shard.x.shape[1], target.outputs, model).to(world.device)
+        _check_features(shard, config)
+        edge_dim = edge_features_used(config, shard)
+        net = build_model(config, shard.num_features, target.outputs, model, edge_dim=edge_dim).to(world.device)
     _check_same_weights(net, world)
-    part = make_part(
-        shard,
-        world,
+    world = dataclasses.replace(world, exchange_bytes=config.exchange_bytes)
+    put = functools.partial(
+        make_part,
+        world=world,
         split=config.split,
         dtype=getattr(torch, config.dtype),
         feature_norm=config.feature_norm,
         kind=config.plan,
         num_layers=getattr(net, "num_layers", None),
         whole_layers=getattr(net, "whole_layers", 0),
-        prune=config.prune,
         dense=not isinstance(net, GNN),
+        seed=config.seed,
     )
+    whole = None
+    if config.inductive:
+        whole = put(shard, prune=False)
+        shard = induced_shard(shard, shard.train[config.split], world)
+    part = put(shard, prune=config.prune)
     if config.class_weights == "balanced":
         target = balance_classes(target, part)
     if isinstance(net, GNN):
         part.prepare(net.uses)
+        if whole is not None:
+            whole.prepare(net.uses)
     part = part.with_layer0(_choose_layer0(config, net, part))
-    return Trainer(config, part, target, net)
+    if whole is not None and part.input.mode == "once":
+        whole = whole.with_layer0("once")
+    return Trainer(config, part, target, net, whole)
+
+
+def _check_features(shard: Shard, config: TrainConfig) -> None:
+    if shard.num_features == 0:
+        raise ValueError(
+            f"graph {shard.graph} has no node features; build it again with some: --features FILE, degree, onehot, "
+            f"random:K or learned:K"
+        )
+    if shard.x is not None:
+        return
+    learned = f"the {shard.learned_features} features of graph {shard.graph} are learned"
+    if config.inductive:
+        raise ValueError(f"--inductive: {learned}, which only nodes that are trained on can have; build it with others")
+    if config.feature_norm != "none":
+        raise ValueError(f"--feature-norm {config.feature_norm}: {learned}; leave the option out")
+    if config.layer0 not in ("auto", "exchange"):
+        raise ValueError(f"--layer0 {config.layer0}: {learned} and change in every step; leave the option out")
 
 
 def train(
@@ -257,9 +337,11 @@ def train(
     """Train on the shards in ``folder`` and leave a run folder; every rank of ``world`` calls this alike.
 
     ``model`` makes a model of the user's own from (features, outputs); by default it is ``config.model``.
-    Raises ``RankError``, the same on every rank, for whatever is wrong before or during training.
+    Raises ``RankError``, the same on every rank, for whatever is wrong before training and for a loss that is not
+    finite. Another error in the middle is raised where it arises; ``open_world`` tells the other ranks.
     """
     config, world, folder = config or TrainConfig(), world or World(), Path(folder)
+    _check_same_options(config, world)
     console = console or Console(stderr=False, quiet=world.rank != 0)
     manifest, shard = load_shard(folder, world)
     trainer = make_trainer(shard, config, world, model)
@@ -276,33 +358,45 @@ def _run(trainer: Trainer, folder: Path, manifest: Manifest, console: Console) -
     config, world, metric = trainer.config, trainer.world, trainer.target.metric
     log = RunLog(folder, config.epochs, metric, console) if world.rank == 0 else None
     best: dict[str, Any] | None = None
-    best_state: dict[str, Any] | None = None
+    best_state: dict[str, Any] = {}
     records: list[dict[str, Any]] = []
-    stop_signal = _StopSignal()
+    stop_signal = _StopSignal(world)
+    stopped_by: str | None = None
+    failure: RankError | None = None
     started = time.monotonic()
     world.meter.enter(REST)
     with log or contextlib.nullcontext(), stop_signal:
         for epoch in range(config.epochs):
             late = config.time_limit is not None and time.monotonic() - started >= config.time_limit
-            record, stopping = trainer.step(epoch, stop=late or stop_signal.received)
+            try:
+                record, stop = trainer.step(epoch, stop_signal.number or _LATE * late)
+            except RankError as error:  # every rank has it, so what was learnt before can be kept
+                failure = error
+                break
             records.append(record)
             scores = None
-            last = stopping or epoch == config.epochs - 1
+            last = stop or epoch == config.epochs - 1
             if last or (epoch + 1) % config.eval_every == 0:
                 scores = trainer.evaluate()
                 if _better(scores, best, metric):
                     best = {"epoch": epoch, "scores": scores}
-                    best_state = copy.deepcopy(trainer.model.state_dict())
+                    best_state = trainer.state()
             if trainer.scheduler is not None:
                 _advance(trainer.scheduler, scores, metric)
             if log is not None:
                 log.epoch(record, scores)
             waited = epoch - (best["epoch"] if best else -1)
-            if stopping or (config.patience is not None and waited >= config.patience):
+            if stop:
+                stopped_by = "time limit" if stop == _LATE else signal.Signals(int(stop)).name
+            elif scores is not None and config.patience is not None and waited >= config.patience:
+                stopped_by = "patience"
+            if stopped_by is not None:
                 break
+        if failure is not None and best is None:
+            raise failure
         if best is None:  # no epoch, or no validation node: the last state is the best known
             best = {"epoch": len(records) - 1, "scores": trainer.evaluate()}
-            best_state = trainer.model.state_dict()
+            best_state = trainer.state()
     if config.profile:
         found = profile(world, trainer.predicted_ledger(), len(records))
         show_profile(found, console)
@@ -322,45 +416,59 @@ def _run(trainer: Trainer, folder: Path, manifest: Manifest, console: Console) -
         "ranks": world.size,
         "metric": metric,
         "total_seconds": time.monotonic() - started,
-        "stopped_by": stop_signal.name,
+        "stopped_by": str(failure) if failure else stopped_by,
     }
-    if world.rank == 0:
-        plain = {"config": config.as_dict(), "build_id": manifest.build_id}
-        write_state(folder / "best.pt", {"model": best_state, "epoch": best["epoch"], **plain})
-        write_state(
-            folder / "last.pt",
-            {
-                "model": trainer.model.state_dict(),
-                "optimizer": trainer.optimizer.state_dict(),
-                "epoch": len(records) - 1,
-                **plain,
-            },
-        )
-        write_json(folder / "summary.json", summary)
+    _save(trainer, folder / "best.pt", manifest, best_state, epoch=best["epoch"])
+    optimizer = trainer.optimizer_state()
+    _save(trainer, folder / "last.pt", manifest, trainer.state(), epoch=len(records) - 1, optimizer=optimizer)
+    with world.stage("save"):  # the run folder is whole when any rank goes on
+        if world.rank == 0:
+            write_json(folder / "summary.json", summary)
     _print_summary(summary, folder, console)
+    if failure is not None:
+        raise failure
     return summary, [r["loss"] for r in records]
 
 
-class _StopSignal:
-    """SIGTERM and SIGINT set a flag, on which all ranks stop together after the epoch."""
+def _save(trainer: Trainer, path: Path, manifest: Manifest, state: dict[str, Any], **facts: Any) -> None:
+    """Write a state of all ranks (a collective)."""
+    state = trainer.of_all_ranks(state)
+    with trainer.world.stage("save"):
+        if trainer.world.rank == 0:
+            write_state(path, state | facts | {"config": trainer.config.as_dict(), "build_id": manifest.build_id})
 
-    received = False
-    name: str | None = None
+
+class _StopSignal:
+    """SIGTERM and SIGINT set a number, on which all ranks stop together after the epoch.
+
+    A second signal, or one after another rank has failed, does what it did before.
+    """
+
+    number = 0
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
-        self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._note)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._restore()
+        if self.number and error is not None and is_lost_rank(error):  # a launcher ends what is left of the run
+            signal.raise_signal(self.number)
+
+    def _restore(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if self.received:
-            raise KeyboardInterrupt
-        self.received, self.name = True, signal.Signals(number).name
+        if self.number or self._world.failed:
+            self._restore()
+            signal.raise_signal(number)
+        self.number = number
 
 
 def _better(scores: Scores, best: dict[str, Any] | None, metric: str) -> bool:
@@ -400,7 +508,7 @@ def _choose_layer0(config: TrainConfig, model: nn.Module, part: GraphPart) -> La
     """What ``--layer0`` says, or what should cost the slowest rank least and fits its memory (a collective)."""
     if config.layer0 != "auto":
         return config.layer0
-    if not isinstance(model, GNN) or isinstance(part.x, SparseRows):
+    if not isinstance(model, GNN) or isinstance(part.x, SparseRows) or part.table is not None:
         return "exchange"
     plan = part.training[0][0] if part.training else part.whole
     route = getattr(part.whole, model.uses).route
@@ -424,6 +532,19 @@ def _choose_layer0(config: TrainConfig, model: nn.Module, part: GraphPart) -> La
 def _free_memory() -> int:
     """Bytes of this host's memory that nothing uses."""
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _check_same_options(config: TrainConfig, world: World) -> None:
+    """Ranks on other hosts are started by other commands."""
+    options = world.gather_json(config.as_dict())
+    for rank, other in enumerate(options):
+        for name, value in options[0].items():
+            if other[name] != value and name != "threads":
+                flag = f"--{name.replace('_', '-')}"
+                raise RankError(
+                    f"options: rank 0 was started with {flag} {value}, rank {rank} with {flag} {other[name]}; start "
+                    f"all ranks with the same options"
+                )
 
 
 def _check_same_weights(model: nn.Module, world: World) -> None:
@@ -458,14 +579,57 @@ def _headline(trainer: Trainer, manifest: Manifest) -> str:
     model, world, target = trainer.model, trainer.world, trainer.target
     count = sum(p.numel() for p in model.parameters())
     facts = manifest.graph
+    table = (
+        "" if trainer.table is None else f" and a learned table of {facts['num_nodes']:,} x {trainer.table.shape[1]}"
+    )
     return (
         f"{facts.get('name')}: {facts.get('num_nodes'):,} nodes, {facts.get('num_edges'):,} edges in {manifest.parts} "
         f"parts by {manifest.partition.get('method')}\n"
-        f"{trainer.model_name} of {count:,} parameters, {target.task}, best epoch by validation {target.metric}\n"
+        f"{trainer.model_name} of {count:,} parameters{table}, {target.task}, best epoch by validation "
+        f"{target.metric}\n"
         f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device.type}, {torch.get_num_threads()} compute "
         f"thread{'s' if torch.get_num_threads() > 1 else ''} each\n"
-        f"{_plan_line(trainer)}"
+        + "\n".join([_plan_line(trainer), *_notes(trainer)])
     )
+
+
+def _notes(trainer: Trainer) -> list[str]:
+    """Lines on what is not as usual (a collective)."""
+    config, part, model, world = trainer.config, trainer.part, trainer.model, trainer.world
+    graph, lines = part.whole.graph, []
+    if config.inductive:
+        nodes, edges = world.gather_vector([graph.n, part.whole.num_edges]).sum(0).to(torch.int64).tolist()
+        lines.append(
+            f"inductive: trains on the {nodes:,} training nodes and the {edges:,} edges between them, evaluates on the "
+            f"whole graph"
+        )
+    if graph.edge_x is not None:
+        if not isinstance(model, GNN):
+            use = "for the model's layers to take (view.edge_x)"
+        elif model.edge_dim:
+            use = "used by attention"
+        else:
+            use = f"not used {'(--no-edge-features)' if config.model == 'gat' else f'by {config.model}'}"
+        lines.append(f"edge features: {graph.edge_x.shape[1]} an edge, {use}")
+    if graph.edge_weight is not None and isinstance(model, GNN) and config.model in ("gcn", "sage"):
+        in_weight, scale = part.degrees.in_weight.cpu().numpy()[:, 0], part.degrees.gcn_scale.cpu().numpy()[:, 0]
+        found = (
+            graph.edge_weight < 0,
+            scale == 0,
+            (in_weight == 0) & (np.diff(graph.indptr) > 0),
+            in_weight < 0,
+        )
+        counts = world.gather_vector([int(np.count_nonzero(each)) for each in found]).sum(0)
+        negative, cut_off, zero, below = counts.to(torch.int64).tolist()
+        effect = {
+            "gcn": f"gcn leaves out the messages from and to the {cut_off:,} nodes whose in-weights, with the added "
+            f"loop, sum to 0 or less",
+            "sage": f"sage divides by the sum of a node's in-weights, which is 0 at {zero:,} nodes (their mean is 0) "
+            f"and negative at {below:,}",
+        }
+        if negative:
+            lines.append(f"warning: {negative:,} edge weights are negative; {effect[config.model]}")
+    return lines
 
 
 def _plan_line(trainer: Trainer) -> str:
@@ -496,6 +660,9 @@ def _config_record(folder: Path, manifest: Manifest, trainer: Trainer) -> dict[s
         "partition": manifest.partition,
         "model_name": trainer.model_name,
         "features": trainer.part.x.shape[1],
+        "learned_features": 0 if trainer.table is None else trainer.table.shape[1],
+        "edge_features_used": trainer.model.edge_dim if isinstance(trainer.model, GNN) else 0,
+        "graph_id": manifest.graph_id,
         "outputs": trainer.target.outputs,
         "task": trainer.target.task,
         "metric": trainer.target.metric,
@@ -521,7 +688,9 @@ def _print_summary(summary: dict[str, Any], folder: Path, console: Console) -> N
         f"{split} {metric} {show(metric, summary[split][metric])}" for split in ("val", "test") if summary[split]
     )
     if summary["stopped_by"]:
-        console.print(f"stopped by {summary['stopped_by']} after {summary['epochs']} epochs", highlight=False)
+        console.print(
+            f"stopped after {summary['epochs']} epochs: {summary['stopped_by']}", highlight=False, soft_wrap=True
+        )
     console.print(
         f"best epoch {summary['best_epoch'] + 1} of {summary['epochs']}: {scores}\n"
         f"{summary['seconds_per_epoch']:.3g} s an epoch (median), {summary['bytes_sent_per_epoch'] / 1e6:.3g} MB of "

@@ -16,20 +16,21 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fullgraph.config import PlanKind
 from fullgraph.cost import Layer0, Tag
-from fullgraph.cut import selecting_factors
 from fullgraph.dropout import MaskKey, dropout, keep_entries, keep_mask, relu_dropout_, threshold
 from fullgraph.exchange import halo_rows
 from fullgraph.kernels import SparseRows, linear, sparse_matrix
-from fullgraph.plan import LinearPlan, Plan, agree_route
+from fullgraph.learned import initial_table
+from fullgraph.plan import EdgeFeatures, LinearPlan, Plan, halo_route
 from fullgraph.propagate import propagate, sum_over_ranks
 from fullgraph.reach import distances, local_graph, needed
-from fullgraph.shards import Shard
+from fullgraph.shards import Array, Shard
 from fullgraph.world import SETUP, World
 
 Norm = Literal["sum", "mean", "gcn"]
@@ -80,15 +81,16 @@ class Degrees:
 
 @dataclass(frozen=True, eq=False)
 class Input:
-    """The features as layer 0 sees them. They never change, so their neighbours' rows need not cross every step.
+    """The features as layer 0 sees them. Unless they are learned they never change, so their neighbours' rows need not
+    cross every step.
 
     ``once``: their aggregate is formed at start; ``keep``: the halo nodes' features are fetched at start;
     ``exchange``: as in every other layer. ``once`` serves undropped features only, and both serve dense ones only;
     otherwise rows are exchanged.
     """
 
-    x: Tensor | SparseRows
-    """[n, F]"""
+    x: Tensor | SparseRows | nn.Parameter
+    """[n, F]; a ``Parameter`` where they are learned."""
     mode: Layer0
     whole: Plan
     degrees: Degrees
@@ -213,7 +215,8 @@ class LayerView:
         """``norm(A) x weight^T`` [n_out, D]: a sum over in-edges u -> v of ``w_uv x_u``, normalised.
 
         ``sum``: as it stands; ``mean``: divided by ``sum of w``; ``gcn``: ``D^-1/2 (A + I) D^-1/2`` with a loop of
-        weight 1 added to nodes that have none (Kipf and Welling 2017, eq. 2). ``weight`` is a [D, D_in] linear map,
+        weight 1 added to nodes that have none (Kipf and Welling 2017, eq. 2). Where a sum of weights is 0, or for
+        ``gcn`` less, the scale is 0 and with it the row. ``weight`` is a [D, D_in] linear map,
         applied on the side of the aggregation where rows are narrower.
         """
         tag = self._enter()
@@ -271,6 +274,11 @@ class LayerView:
     def edge_weight(self) -> Tensor | None:
         """[e] weights of the same; None where the graph has none."""
         return self.plan.halo.edges.values
+
+    @property
+    def edge_x(self) -> Tensor | None:
+        """[e, K] features of the same; None where the graph has none."""
+        return self.plan.edge_x
 
     @property
     def edge_ids(self) -> Tensor:
@@ -358,6 +366,7 @@ class GraphPart:
     training: tuple[tuple[Plan, bool], ...] | None
     """For each layer in training, its plan and whether it gives all nodes; None where the depth is not known."""
     num_nodes_global: int
+    """Nodes of all ranks' parts."""
 
     @property
     def x(self) -> Tensor | SparseRows:
@@ -365,11 +374,18 @@ class GraphPart:
         return self.input.x
 
     @property
+    def table(self) -> nn.Parameter | None:
+        """[n, F] the features where they are learned: its gradient is whole on this rank, not to be summed over
+        ranks."""
+        return self.input.x if isinstance(self.input.x, nn.Parameter) else None
+
+    @property
     def degrees(self) -> Degrees:
         return self.input.degrees
 
     def with_layer0(self, mode: Layer0) -> GraphPart:
-        """The same part with another way for layer 0 to get its rows."""
+        """The same part with another way for layer 0 to get its rows; learned features can only be exchanged."""
+        assert self.table is None or mode == "exchange"
         return dataclasses.replace(self, input=dataclasses.replace(self.input, mode=mode, _aggregates={}, _kept={}))
 
     def prepare(self, uses: Literal["linear", "halo"]) -> None:
@@ -414,24 +430,26 @@ def make_part(
     prune: bool = True,
     layer0: Layer0 = "exchange",
     dense: bool = False,
+    seed: int = 1,
 ) -> GraphPart:
     """Put a shard on the world's device and agree its plans with every other rank (a collective).
 
     A model of ``num_layers`` layers is pruned in training (``fullgraph.reach``) above its first ``whole_layers``;
-    one whose depth is not known (None) is not. ``dense`` spreads out sparse features. Raises ``RankError`` on all ranks
-    where two shards do not fit, or one has no features.
+    one whose depth is not known (None) is not. ``dense`` spreads out sparse features; ``seed`` draws the first rows of
+    learned ones. Raises ``RankError`` on all ranks where two shards do not fit, or one has no features.
     """
     device = world.device
     with world.stage("load"):
-        if shard.x is None:
-            raise ValueError(f"graph {shard.graph} has no node features; training needs some")
+        if shard.x is None and not shard.learned_features:
+            raise ValueError(
+                f"graph {shard.graph} has no node features; build it again with some: --features FILE, degree, onehot, "
+                f"random:K or learned:K"
+            )
         _check_labelled(shard, split)
-        n, h = shard.num_owned, shard.num_halo
+        n = shard.num_owned
         train = shard.train[split] if shard.train.shape[0] else np.zeros(n, np.bool_)
     graph = local_graph(shard)
-    base = Plan(graph, world, n, n, "halo", dtype)
-    every = np.arange(h)
-    route = agree_route(base, selecting_factors(np.zeros(h, np.int64), every, graph.halo_owner, world.size), None)
+    route = halo_route(graph, world)
     counts: tuple[int, ...] | None = None
     if num_layers is not None:
         counts, complete = (n,) * (num_layers + 1), (True,) * (num_layers + 1)
@@ -440,16 +458,21 @@ def make_part(
             reach = distances(graph, train, num_layers, send, route.counts, world)
             counts, complete = needed(reach, num_layers, whole_layers, world)
             graph = local_graph(shard, np.argsort(reach, kind="stable"))
-    whole = Plan(graph, world, n, n, kind, dtype)
+    edge_features = EdgeFeatures(graph, device, dtype)
+    whole = Plan(graph, world, n, n, kind, dtype, edge_features)
     training = None
     if counts is not None:
         training = tuple(
-            (whole if out == n and into == n and done else Plan(graph, world, into, out, kind, dtype), done)
+            (whole if out == n and into == n and done else dataclasses.replace(whole, n_in=into, n_out=out), done)
             for into, out, done in zip(counts[:-1], counts[1:], complete[1:], strict=True)
         )
     with world.stage("load"):
         order = torch.from_numpy(graph.order)
-        x = _features(shard, graph.order, dtype, feature_norm, device)
+        x: Tensor | SparseRows
+        if shard.x is None:
+            x = initial_table(whole.owned_global, shard.learned_features, seed, dtype)
+        else:
+            x = _features(shard.x, graph.order, dtype, feature_norm, device)
         x = x.to_dense() if dense and isinstance(x, SparseRows) else x
         masks = {
             name: torch.from_numpy(getattr(shard, name)[split])[order].to(device)
@@ -463,20 +486,19 @@ def make_part(
         halo_degrees = Degrees(in_weight[n:].to(device), loops[n:].to(device))
         halo_global = torch.from_numpy(shard.halo_global).to(device)
     features = Input(x, layer0, whole, degrees, halo_degrees, halo_global)
-    return GraphPart(world, features, y, masks, whole, training, shard.num_nodes_global)
+    num_nodes = int(world.gather_vector([n]).sum())
+    return GraphPart(world, features, y, masks, whole, training, num_nodes)
 
 
 def _features(
-    shard: Shard, order: NDArray[np.int64], dtype: torch.dtype, feature_norm: str, device: torch.device
+    x: Array | sp.csr_array, order: NDArray[np.int64], dtype: torch.dtype, feature_norm: str, device: torch.device
 ) -> Tensor | SparseRows:
-    x = shard.x
     if isinstance(x, np.ndarray):
         dense = torch.from_numpy(x[order]).to(device, dtype)
         if feature_norm == "row":
             total = dense.sum(1, keepdim=True)
             dense = torch.where(total != 0, dense / total, dense)
         return dense
-    assert x is not None
     x = x[order]
     matrix = sparse_matrix(x.shape, x.indptr, x.indices).to(device, dtype)
     values = torch.from_numpy(x.data).to(device, dtype)

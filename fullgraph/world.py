@@ -8,17 +8,20 @@ travel over gloo. Every call of torch.distributed in the project stands in this 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from fullgraph.cost import Ledger, Tag
 
@@ -27,18 +30,20 @@ WHOLE = -1
 SETUP: Tag = (WHOLE, "setup")
 REST: Tag = (WHOLE, "rest")
 _ERROR_KEY = "fullgraph/error"
-_LINGER_SECONDS = 3.0
+_LOST_KEY = "fullgraph/lost/{rank}"
+_GATHER_SECONDS = 2.0  # for the ranks that live to say that they lost another
+_LINGER_SECONDS = 3.0  # for the others to read why
 
 
 class RankError(RuntimeError):
-    """An error that every rank knows: raised alike on all ranks, to be printed once.
+    """An error that every rank knows: raised alike on all ranks, to be shown once.
 
-    ``printer`` is the rank that prints it.
+    ``shown_by`` is the rank that shows it. A cause is kept only where it is not one that users are expected to make.
     """
 
-    def __init__(self, message: str, printer: int = 0) -> None:
+    def __init__(self, message: str, shown_by: int = 0) -> None:
         super().__init__(message)
-        self.printer = printer
+        self.shown_by = shown_by
 
 
 @dataclass
@@ -54,6 +59,8 @@ class Meter:
     travel: dict[Tag, float] = field(default_factory=dict)
     waited: dict[Tag, float] = field(default_factory=dict)
     compute: dict[Tag, float] = field(default_factory=dict)
+    step: int | None = None
+    """The step that is being taken; None before the first."""
     _now: Tag = SETUP
     _since: float = field(default_factory=time.perf_counter)
     _seconds: float = 0.0
@@ -64,6 +71,17 @@ class Meter:
         spent = now - self._since - (self.seconds - self._seconds)
         self.compute[self._now] = self.compute.get(self._now, 0.0) + spent
         self._now, self._since, self._seconds = tag, now, self.seconds
+
+    @property
+    def where(self) -> str:
+        """The place in the run, for a person, to whom the first epoch is 1."""
+        layer, what = self._now
+        places = [] if self.step is None else [f"epoch {self.step + 1}"]
+        if layer != WHOLE:
+            places.append(f"layer {layer} {what}")
+        elif self._now not in (SETUP, REST):
+            places.append(what)
+        return ", ".join(places) or "start"
 
     def sent(self, tag: Tag, bytes_to: Sequence[int]) -> None:
         if tag != SETUP:
@@ -116,6 +134,8 @@ class World:
     meter: Meter = field(default_factory=Meter)
     exchange_bytes: int = 1 << 30
     """Most bytes of message rows that a rank sends or receives at a time; larger exchanges go in blocks of columns."""
+    timeout: float = 300.0
+    """Seconds that a rank waits for another."""
 
     def exchange(
         self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], tag: Tag = SETUP
@@ -197,87 +217,87 @@ class World:
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Local work of a stage (no collectives inside): an error of any rank becomes one ``RankError`` on all."""
-        error: Exception | None = None
+        text, cause = None, None
         try:
             yield
-        except Exception as e:
-            error = e
-        text = None
-        if error is not None:
-            text = str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"
-        self.agree(name, text, error)
+        except (ValueError, OSError) as error:
+            text = str(error)
+        except Exception as error:
+            text, cause = f"{type(error).__name__}: {error}", error
+        self.agree(name, text, cause)
 
     def agree(self, name: str, message: str | None, cause: Exception | None = None) -> None:
         """Raise the same ``RankError`` on every rank if any rank brings a message."""
-        if self.size == 1:
-            if message is not None:
-                raise RankError(f"{name}: {message}") from cause
-            return
         messages = self.gather_json(message)
-        bad = [(rank, text) for rank, text in enumerate(messages) if text is not None]
+        bad = {rank: text for rank, text in enumerate(messages) if text is not None}
         if not bad:
             return
-        distinct = {text for _, text in bad}
-        if len(distinct) == 1:
-            ranks = ", ".join(str(rank) for rank, _ in bad)
-            who = "all ranks" if len(bad) == self.size else f"rank{'s' if len(bad) > 1 else ''} {ranks}"
-            raise RankError(f"{name} ({who}): {bad[0][1]}") from cause
-        raise RankError(f"{name}:\n" + "\n".join(f"  rank {rank}: {text}" for rank, text in bad)) from cause
+        first, *_ = bad
+        if self.size == 1:
+            text = f"{name}: {message}"
+        elif len(set(bad.values())) == 1:
+            who = "all ranks" if len(bad) == self.size else _ranks(bad)
+            text = f"{name} ({who}): {bad[first]}"
+        else:
+            text = f"{name}:\n" + "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
+        raise RankError(text, shown_by=first) from cause
 
     # --- errors in the middle of a step, where no collective may be tried again ---
 
-    def report_failure(self, stage: str, cause: BaseException) -> RankError:
-        """Turn an error in this rank's step into the one error of the run.
+    @property
+    def failed(self) -> bool:
+        """Whether a rank has reported an error in the middle of a step."""
+        with contextlib.suppress(Exception):  # the store may be gone with the rank that held it
+            return self.store is not None and bool(self.store.check([_ERROR_KEY]))
+        return False
 
-        The first rank to fail writes its error to the store and prints it; a rank whose collective then breaks finds
-        it there. Nothing collective is tried.
+    def report_failure(self, cause: Exception) -> RankError:
+        """Turn an error of this rank's own into the one error of the run. Nothing collective is tried.
+
+        The first rank to fail writes its error to the store; a rank whose collective then breaks finds it there.
+        Where nobody wrote any, the ranks that live tell each other so, and thereby know which do not.
         """
         if isinstance(cause, RankError):
             return cause
-        text = f"rank {self.rank} ({stage}): {type(cause).__name__}: {cause}"
-        if self.size == 1 or self.store is None:
-            return RankError(text)
-        collective = _is_collective_failure(cause)
-        if collective:
-            text = (
-                f"rank {self.rank} ({stage}): lost another rank, or it did not answer within the timeout "
-                f"({type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause).strip() else 'no detail'})"
-            )
-            first = self._wait_for_error()
-            if first is not None:
-                return RankError(first[1], printer=first[0])
-        try:
+        if is_lost_rank(cause):
+            text, cause_shown = self._name_the_lost(cause), None
+        else:
+            text, cause_shown = f"rank {self.rank} ({self.meter.where}): {type(cause).__name__}: {cause}", cause
+        shown_by = self.rank
+        with contextlib.suppress(Exception):  # as above
             # compare_set writes only if nobody wrote before, and returns what stands there.
-            mine = json.dumps([self.rank, text])
-            stands = self.store.compare_set(_ERROR_KEY, "", mine)
-            rank, text = json.loads(stands)
-        except Exception:  # the store may be gone with the rank that held it
-            rank = self.rank
-        return RankError(text, printer=rank)
+            shown_by, text = json.loads(self.store.compare_set(_ERROR_KEY, "", json.dumps([self.rank, text])))
+        error = RankError(text, shown_by=shown_by)
+        error.__cause__ = cause_shown if shown_by == self.rank else None
+        error.__suppress_context__ = True
+        return error
 
-    def _wait_for_error(self) -> tuple[int, str] | None:
-        assert self.store is not None
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline:
-            try:
-                if self.store.check([_ERROR_KEY]):
-                    rank, text = json.loads(self.store.get(_ERROR_KEY))
-                    return int(rank), str(text)
-            except Exception:  # as above
-                return None
-            time.sleep(0.05)
-        return None
-
-    def abandon(self) -> None:
-        """After a failure: break the connections so that peers notice at once, and stay until they read why."""
-        if self.size == 1:
-            return
-        with contextlib.suppress(Exception):
-            dist.destroy_process_group()
-        time.sleep(_LINGER_SECONDS)
+    def _name_the_lost(self, cause: Exception) -> str:
+        """What a rank says that lost another, unless another error explains it."""
+        where, living = self.meter.where, {self.rank}
+        with contextlib.suppress(Exception):  # as above
+            self.store.set(_LOST_KEY.format(rank=self.rank), where)
+            dist.destroy_process_group()  # so that whoever waits for this rank gives up as well
+            deadline = time.monotonic() + _GATHER_SECONDS
+            while time.monotonic() < deadline and not self.failed:
+                time.sleep(0.05)
+            living = {rank for rank in range(self.size) if self.store.check([_LOST_KEY.format(rank=rank)])}
+        lost = [rank for rank in range(self.size) if rank not in living]
+        if lost:
+            late = "timed out" in str(cause).lower()
+            what = f"did not answer within {self.timeout:g} s (--timeout)" if late else "ended, or the network broke"
+            return f"{_ranks(lost)} {what}; {_ranks(living)} waited at {where}"
+        detail = next(iter(str(cause).strip().splitlines()), "no detail")
+        return f"the connection between ranks broke at {where}: {type(cause).__name__}: {detail}"
 
 
-def _is_collective_failure(cause: BaseException) -> bool:
+def _ranks(ranks: Iterable[int]) -> str:
+    names = [str(rank) for rank in sorted(ranks)]
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"
+
+
+def is_lost_rank(cause: BaseException) -> bool:
+    """Whether an error is that of a collective which another rank left, or did not reach in time."""
     if isinstance(cause, dist.DistError):
         return True
     text = str(cause).lower()
@@ -286,11 +306,18 @@ def _is_collective_failure(cause: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def open_world(timeout: float = 300.0, threads: int | None = None) -> Iterator[World]:
+def open_world(
+    timeout: float = 300.0,
+    threads: int | None = None,
+    show: Callable[[RankError], None] = traceback.print_exception,
+) -> Iterator[World]:
     """Join the ranks that torchrun started (RANK, WORLD_SIZE, ... in the environment), or be the only one.
 
     ``timeout`` is in seconds. ``threads`` defaults to the host's cores over its ranks: torchrun sets
     OMP_NUM_THREADS=1 whatever the machine has.
+
+    With several ranks, an error that leaves the block ends all of them with status 1 (``SystemExit``), and the rank
+    where it arose calls ``show``. The only rank raises it.
     """
     env = os.environ
     rank, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
@@ -313,13 +340,23 @@ def open_world(timeout: float = 300.0, threads: int | None = None) -> Iterator[W
             f"ranks were started and that the address is reachable (GLOO_SOCKET_IFNAME names the network interface)"
         ) from e
     control, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
-    world = World(rank, size, local_rank, local_size, device, control, control, store)
+    world = World(rank, size, local_rank, local_size, device, control, control, store, timeout=timeout)
     try:
         own_gpu = gpus >= local_size
         if all(world.gather_json(own_gpu)):
-            data = dist.new_group(backend="nccl", timeout=span)
-            world = World(rank, size, local_rank, local_size, device, data, control, store)
+            world = dataclasses.replace(world, data=dist.new_group(backend="nccl", timeout=span))
         yield world
+    except Exception as cause:
+        error = world.report_failure(cause)
+        if rank == error.shown_by:
+            # torchrun's own report of a failed rank shows what stands in the file that this handler writes.
+            get_error_handler().record_exception(RankError(str(error)))
+            show(error)
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()  # so that the others notice
+        if rank != error.shown_by or error is not cause:
+            time.sleep(_LINGER_SECONDS)
+        raise SystemExit(1) from None
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

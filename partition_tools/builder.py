@@ -70,7 +70,10 @@ def build(
     check_target(out, force=force)
     summary = summary or summarise(graph)
     cutter = _Cutter.make(graph, assignment, summary.num_classes)
-    facts = summary.facts() | {"feature_dtype": None if cutter.x is None else str(cutter.x.dtype)}
+    facts = summary.facts() | {
+        "feature_dtype": None if cutter.x is None else str(cutter.x.dtype),
+        "edge_feature_dtype": None if cutter.edge_x is None else str(cutter.edge_x.dtype),
+    }
     partition = {
         "method": assignment.method,
         "seed": assignment.seed,
@@ -78,7 +81,7 @@ def build(
         "versions": assignment.versions,
         "notes": list(assignment.notes),
     }
-    sums = _sums(graph, cutter.x)
+    sums = _sums(graph, cutter.x, cutter.edge_x)
     build_id = _build_id(assignment.part, facts, partition, graph.changes, sums)
     out.parent.mkdir(parents=True, exist_ok=True)
     _check_space(cutter, out)
@@ -136,6 +139,7 @@ class _Cutter:
     parts: int
     x: Array | sp.csr_array | None
     sparse: bool
+    edge_x: Array | None
     nodes: NDArray[np.int64]
     """[N] node ids by (part, id)."""
     node_offsets: NDArray[np.int64]
@@ -164,13 +168,15 @@ class _Cutter:
         index[nodes] = np.arange(n) - np.repeat(node_offsets[:-1], np.diff(node_offsets))
         in_degree = np.bincount(graph.dst, minlength=n)
         weight = graph.edge_weight
-        x = _canonical(graph.x)
+        x, edge_x = _canonical(graph.x, "x"), _canonical(graph.edge_x, "edge_x")
+        assert not isinstance(edge_x, sp.csr_array)
         return cls(
             graph=graph,
             part=part,
             parts=parts,
             x=x,
             sparse=x is not None and _density(x) < SPARSE_BELOW,
+            edge_x=edge_x,
             nodes=nodes,
             node_offsets=node_offsets,
             index=index,
@@ -216,10 +222,12 @@ class _Cutter:
             indices=source[order],
             edge_global=edges,
             edge_weight=None if graph.edge_weight is None else graph.edge_weight[edges],
+            edge_x=None if self.edge_x is None else self.edge_x[edges],
             in_degree=self.in_degree[known],
             in_weight=self.in_weight[known],
             loop_count=self.loop_count[known],
             x=None if self.x is None else _rows(self.x, owned, self.sparse),
+            learned_features=graph.learned_features,
             y=None if graph.y is None else graph.y[owned],
             **masks,
             node_ids=None if graph.node_ids is None else graph.node_ids[owned],
@@ -231,6 +239,7 @@ class _Cutter:
         node = 8 + 3 * 8 + (0 if graph.splits is None else 3 * graph.splits.count)
         node += 0 if graph.y is None else graph.y.dtype.itemsize * int(np.prod(graph.y.shape[1:]))
         edge = 8 + 4 + (0 if graph.edge_weight is None else graph.edge_weight.dtype.itemsize)
+        edge += 0 if self.edge_x is None else self.edge_x.dtype.itemsize * self.edge_x.shape[1]
         features = 0
         if self.x is not None:
             stored = _nonzero(self.x) if self.sparse else int(np.prod(self.x.shape))
@@ -244,12 +253,12 @@ def _by_part(part: Array, parts: int) -> tuple[NDArray[np.int64], NDArray[np.int
     return np.argsort(part, kind="stable"), np.concatenate(([0], np.cumsum(counts)))
 
 
-def _canonical(x: Array | sp.csr_array | None) -> Array | sp.csr_array | None:
+def _canonical(x: Array | sp.csr_array | None, name: str) -> Array | sp.csr_array | None:
     """Features of at most 8 bytes a value, bool as uint8, duplicate sparse entries summed."""
     if x is None:
         return None
     if x.dtype.kind not in "biuf" or x.dtype.itemsize > 8:
-        raise ValueError(f"x is {x.dtype}; expected a real number of at most 8 bytes")
+        raise ValueError(f"{name} is {x.dtype}; expected a real number of at most 8 bytes")
     if x.dtype == np.bool_:
         x = x.astype(np.uint8)
     if isinstance(x, sp.csr_array) and not x.has_canonical_format:
@@ -282,13 +291,14 @@ def _rows(x: Array | sp.csr_array, owned: NDArray[np.int64], sparse: bool) -> Ar
     return sp.csr_array((found.data.view(dense.dtype), found.indices, found.indptr), shape=dense.shape)
 
 
-def _sums(graph: Graph, x: Array | sp.csr_array | None) -> dict[str, list[int]]:
+def _sums(graph: Graph, x: Array | sp.csr_array | None, edge_x: Array | None) -> dict[str, list[int]]:
     """Sums of every dataset that is copied from the graph, under the name of the field of `Shard`."""
     nodes, edges = np.arange(graph.num_nodes), np.arange(graph.num_edges)
     tables: dict[str, tuple[NDArray[np.int64], Any]] = {
         "src": (edges, graph.src),
         "dst": (edges, graph.dst),
         "edge_weight": (edges, graph.edge_weight),
+        "edge_x": (edges, edge_x),
         "x": (nodes, x),
         "y": (nodes, graph.y),
         "node_ids": (nodes, graph.node_ids),

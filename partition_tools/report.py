@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
@@ -128,7 +127,7 @@ def report(folder: str | Path) -> Report:
     return Report(
         folder=str(folder),
         name=str(manifest.graph.get("name", "")),
-        graph_id=_graph_id(manifest),
+        graph_id=manifest.graph_id,
         method=str(manifest.partition.get("method", "")),
         seed=int(manifest.partition.get("seed", 0)),
         parts=manifest.parts,
@@ -162,11 +161,6 @@ def _structures(folder: str | Path, manifest: Manifest, splits: list[list[int]])
         shard = read_shard(folder, q, manifest=manifest, verify=False, features=False)
         splits.append([int(mask[:1].sum()) for mask in (shard.train, shard.val, shard.test)])
         yield shard
-
-
-def _graph_id(manifest: Manifest) -> str:
-    edges = [manifest.graph["num_nodes"], manifest.sums.get("src"), manifest.sums.get("dst")]
-    return xxhash.xxh3_64(json.dumps(edges).encode()).hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------------------- forms

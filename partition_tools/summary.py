@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from numpy.typing import NDArray
 from scipy.sparse import csgraph
 
 from partition_tools.graph import Graph
@@ -26,6 +27,20 @@ class SplitCount:
     """Nodes in more than one of the three."""
     uncovered: int
     """Nodes in none of the three."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightCount:
+    """Edge weights that a layer may not take as it takes others: layers say what they do with them."""
+
+    zero: int
+    """Edges of weight 0."""
+    negative: int
+    """Edges of negative weight."""
+    zero_sums: int
+    """Nodes with in-edges whose weights sum to 0."""
+    negative_sums: int
+    """Nodes whose in-edges' weights sum to less than 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +64,18 @@ class Summary:
     """Smallest and largest number of in-entries of a node; duplicates and loops count."""
     out_degree: tuple[int, int]
     weighted: bool
+    weights: WeightCount | None
+    """None without edge weights."""
     directed: bool
     """Some entry u -> v occurs more often than v -> u."""
     num_features: int
     feature_dtype: str | None
     feature_density: float | None
     """Share of features that are not 0."""
+    learned_features: int
+    """Columns of a table that training learns in place of features; 0 for none."""
+    num_edge_features: int
+    edge_feature_dtype: str | None
     task: str | None
     num_classes: int
     """Classes, label columns or targets; 0 without labels."""
@@ -103,10 +124,14 @@ def summarise(graph: Graph) -> Summary:
         in_degree=(int(in_degree.min()), int(in_degree.max())),
         out_degree=(int(out_degree.min()), int(out_degree.max())),
         weighted=graph.edge_weight is not None,
+        weights=_weights(graph, in_degree),
         directed=not symmetric,
         num_features=0 if x is None else int(x.shape[1]),
         feature_dtype=None if x is None else str(x.dtype),
         feature_density=None if x is None else _density(x),
+        learned_features=graph.learned_features,
+        num_edge_features=0 if graph.edge_x is None else int(graph.edge_x.shape[1]),
+        edge_feature_dtype=None if graph.edge_x is None else str(graph.edge_x.dtype),
         task=graph.task,
         num_classes=_num_classes(graph),
         num_labelled=int(graph.labelled.sum()),
@@ -120,6 +145,18 @@ def summarise(graph: Graph) -> Summary:
 def _density(x: Any) -> float:
     stored = x.data if isinstance(x, sp.csr_array) else x
     return int(np.count_nonzero(stored)) / max(1, int(x.shape[0]) * int(x.shape[1]))
+
+
+def _weights(graph: Graph, in_degree: NDArray[np.int64]) -> WeightCount | None:
+    if graph.edge_weight is None:
+        return None
+    sums = np.bincount(graph.dst, graph.edge_weight, graph.num_nodes)
+    return WeightCount(
+        zero=int(np.count_nonzero(graph.edge_weight == 0)),
+        negative=int(np.count_nonzero(graph.edge_weight < 0)),
+        zero_sums=int(np.count_nonzero((sums == 0) & (in_degree > 0))),
+        negative_sums=int(np.count_nonzero(sums < 0)),
+    )
 
 
 def _num_classes(graph: Graph) -> int:
@@ -167,15 +204,19 @@ def render(summary: Summary) -> str:
             "direction",
             "directed (some entries have no reverse)" if s.directed else "undirected (every entry has its reverse)",
         ),
-        ("edge weights", "yes" if s.weighted else "no"),
+        ("edge weights", _edge_weights(s)),
         ("components", f"{s.components:,} (largest {s.largest_component:,} nodes)"),
         ("in-degree", f"{s.in_degree[0]:,} to {s.in_degree[1]:,}, mean {s.num_edges / s.num_nodes:.1f}"),
         ("out-degree", f"{s.out_degree[0]:,} to {s.out_degree[1]:,}"),
     ]
-    if s.feature_density is None:
-        rows.append(("features", "none"))
-    else:
+    if s.feature_density is not None:
         rows.append(("features", f"{s.num_features:,} {s.feature_dtype}, {100 * s.feature_density:.3g} % not 0"))
+    elif s.learned_features:
+        rows.append(("features", f"{s.learned_features:,} that training learns, a row a node"))
+    else:
+        rows.append(("features", "none"))
+    if s.edge_feature_dtype is not None:
+        rows.append(("edge features", f"{s.num_edge_features:,} {s.edge_feature_dtype}"))
     rows.append(("labels", _labels(s)))
     for index, split in enumerate(s.split_counts[: _SHOWN // 4]):
         extra = "".join(
@@ -191,6 +232,19 @@ def render(summary: Summary) -> str:
         rows.append(("splits", f"{s.num_splits}, {hidden} not shown"))
     rows += [("changed" if index == 0 else "", change) for index, change in enumerate(s.changes)]
     return "\n".join(f"{label:<17} {value}" for label, value in rows)
+
+
+def _edge_weights(s: Summary) -> str:
+    if s.weights is None:
+        return "yes" if s.weighted else "no"
+    w, odd = s.weights, ""
+    if w.zero or w.negative:
+        odd += f", {w.zero:,} of them 0, {w.negative:,} negative"
+    if w.zero_sums or w.negative_sums:
+        odd += (
+            f"; into {w.zero_sums:,} nodes they sum to 0, into {w.negative_sums:,} to less (gcn and sage divide by it)"
+        )
+    return f"yes{odd}"
 
 
 def _labels(s: Summary) -> str:

@@ -29,7 +29,12 @@ _NODE_TABLES = {
     "test": "splits/test",
     "node_ids": "ids/original",
 }
-_EDGE_TABLES = {"src": "edges/indices", "dst": "edges/indptr", "edge_weight": "edges/weight"}
+_EDGE_TABLES = {
+    "src": "edges/indices",
+    "dst": "edges/indptr",
+    "edge_weight": "edges/weight",
+    "edge_x": "edges/x",
+}
 _BLOCKS_SHOWN = 10
 _LEAST_BYTES = {"num_nodes": 32, "num_edges": 20}
 """What a node and an edge take in a shard, whatever else it holds."""
@@ -59,9 +64,9 @@ def verify(folder: str | Path) -> list[Fault]:
 
     Proves that each file is as it was written; that owned sets are disjoint and cover 0..N-1; that every edge is
     stored once, with the owner of its destination; that halo lists point at the right node of the right owner; that
-    degrees are those of the whole graph; and that features, labels, splits, ids, edges and weights equal the sums
-    taken from the source graph. What follows from a fault that is named already is not reported again, so a build
-    may show further faults once the first are mended. ``ValueError`` where the folder is no build at all.
+    degrees are those of the whole graph; and that features, labels, splits, ids, and edges with all they carry, equal
+    the sums taken from the source graph. What follows from a fault that is named already is not reported again, so a
+    build may show further faults once the first are mended. ``ValueError`` where the folder is no build at all.
     """
     check = _Check(folder=Path(folder), manifest=read_manifest(folder))
     check.sizes()
@@ -207,7 +212,8 @@ class _Check:
         rows = np.repeat(np.arange(shard.num_owned), np.diff(shard.indptr))
         self._take_degrees(q, shard, rows, order)
         src = np.concatenate((owned, shard.halo_global))[shard.indices]
-        tables = {"src": (ids, src), "dst": (ids, owned[rows]), "edge_weight": (ids, shard.edge_weight)}
+        tables = {"src": (ids, src), "dst": (ids, owned[rows])}
+        tables |= {name: (ids, getattr(shard, name)) for name in ("edge_weight", "edge_x")}
         tables |= {name: (owned, getattr(shard, name)) for name in ("x", "y", "node_ids")}
         if shard.train.shape[0]:
             tables |= {name: (owned, getattr(shard, name).T) for name in ("train", "val", "test")}

@@ -48,6 +48,7 @@ def rich_graph(nodes: int = 30, edges: int = 120, seed: int = 0, **fields: Any) 
         "y": rng.integers(-1, 4, nodes),
         "splits": Splits(train=kind == 0, val=kind == 1, test=kind == 2),
         "edge_weight": rng.random(edges, dtype=np.float32),
+        "edge_x": rng.integers(-9, 9, (edges, 2), np.int16),
         "node_ids": np.array([f"node é {i * 7}" for i in range(nodes)]),
         "changes": ("made for a test",),
     }

@@ -228,6 +228,23 @@ def _case_two_classes() -> Case:
     return Case(dataclasses.replace(graph, y=y), at_random, {"metric": "roc_auc", "class_weights": "balanced"}, (2,))
 
 
+def _case_edge_features() -> Case:
+    """Features of edges that come up to three times, of single and repeated loops, beside nodes without any edge."""
+    rng = np.random.default_rng(15)
+    graph = random_graph("edge features", loops=20, edges=70, isolated=6, features=6, seed=15)
+    src, dst = (np.concatenate([ends, ends[:30], ends[:10]]) for ends in (graph.src, graph.dst))
+    edge_x = rng.standard_normal((src.shape[0], 3), dtype=np.float32)
+    return Case(dataclasses.replace(graph, src=src, dst=dst, edge_x=edge_x), at_random, {"clip": 0.3}, (1, 3))
+
+
+def _case_learned_features() -> Case:
+    """A table of features is learned; few nodes are trained on, so that most rows have no gradient."""
+    graph = random_graph("learned features", edges=80, seed=16)
+    graph = train_on(graph, np.arange(graph.num_nodes) < 14)
+    graph = dataclasses.replace(graph, x=None, learned_features=5)
+    return Case(graph, at_random, {"clip": 0.2, "weight_decay": 0.01}, (1, 2, 3))
+
+
 CASES: dict[str, Case] = {
     case.graph.name: case
     for case in (
@@ -245,6 +262,8 @@ CASES: dict[str, Case] = {
         _case_sparse(),
         _case_regression(),
         _case_two_classes(),
+        _case_edge_features(),
+        _case_learned_features(),
     )
 }
 """By name of the graph."""
@@ -291,10 +310,12 @@ def shard_of(graph: Graph, part: NDArray[np.int32], q: int, parts: int) -> Shard
         indices=local[graph.src[edges]].astype(local_id_dtype(known.shape[0])),
         edge_global=edges,
         edge_weight=None if weight is None else weight[edges],
+        edge_x=None if graph.edge_x is None else graph.edge_x[edges],
         in_degree=in_degree[known],
         in_weight=in_weight[known],
         loop_count=np.bincount(graph.dst[graph.src == graph.dst], minlength=graph.num_nodes)[known],
         x=None if graph.x is None else graph.x[owned],
+        learned_features=graph.learned_features,
         y=None if y is None else y[owned],
         **masks,
         node_ids=None,

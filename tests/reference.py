@@ -1,13 +1,13 @@
 """The oracle: the whole graph in one process, in plain torch over lists of edges, differentiated by autograd.
 
-Of the online runtime it uses the options, and the hash that says which elements dropout keeps; aggregation,
-normalisation, attention, losses and metrics are written down again from their definitions. Parameters have the names
-of ``fullgraph.models.GNN``.
+Of the online runtime it uses the options, and the hash that says which elements dropout keeps and which numbers learned
+features start from; aggregation, normalisation, attention, losses and metrics are written down again from their
+definitions. Parameters have the names of ``fullgraph.models.GNN``, and learned features are called ``features``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,13 @@ from torch.nn import functional as F
 
 from fullgraph.config import TrainConfig
 from fullgraph.dropout import MaskKey, keep_mask, threshold
+from fullgraph.learned import initial_table
 from partition_tools.graph import Graph
 
 
 @dataclass(frozen=True, eq=False)
 class WholeGraph:
-    """N nodes and E edges ``src[i] -> dst[i]``."""
+    """N nodes and E edges ``src[i] -> dst[i]``, of a graph or of a part of one."""
 
     num_nodes: int
     src: Tensor
@@ -34,13 +35,25 @@ class WholeGraph:
     weight: Tensor
     """[E], ones where the graph has none."""
     x: Tensor
-    """[N, F] dense."""
+    """[N, F] dense; a parameter where features are learned."""
+    edge_x: Tensor | None
+    """[E, K]"""
+    node_ids: Tensor
+    """int64 [N] what names the nodes in dropout's hash,"""
+    edge_ids: Tensor
+    """int64 [E] the edges,"""
+    loop_ids: Tensor
+    """int64 [N] and the loops that attention adds."""
 
     @classmethod
-    def of(cls, graph: Graph, dtype: torch.dtype, feature_norm: str = "none") -> WholeGraph:
+    def of(cls, graph: Graph, dtype: torch.dtype, feature_norm: str = "none", seed: int = 1) -> WholeGraph:
+        nodes, edges = torch.arange(graph.num_nodes), torch.arange(graph.num_edges)
         x = graph.x.toarray() if isinstance(graph.x, sp.csr_array) else graph.x
         weight = np.ones(graph.num_edges) if graph.edge_weight is None else graph.edge_weight
-        rows = torch.as_tensor(np.asarray(x)).to(dtype)
+        if x is None:
+            rows: Tensor = initial_table(nodes, graph.learned_features, seed, dtype)
+        else:
+            rows = torch.as_tensor(np.asarray(x)).to(dtype)
         if feature_norm == "row":
             rows = torch.stack([row / row.sum() if row.sum() else row for row in rows])
         return cls(
@@ -49,6 +62,26 @@ class WholeGraph:
             torch.as_tensor(graph.dst),
             torch.as_tensor(weight).to(dtype),
             rows,
+            None if graph.edge_x is None else torch.as_tensor(graph.edge_x).to(dtype),
+            nodes,
+            edges,
+            graph.num_edges + nodes,
+        )
+
+    def induced(self, mask: Tensor) -> WholeGraph:
+        """The subgraph of the nodes in ``mask`` [N]; ids stay."""
+        place = torch.cumsum(mask, 0) - 1
+        inside = mask[self.src] & mask[self.dst]
+        return WholeGraph(
+            int(mask.sum()),
+            place[self.src[inside]],
+            place[self.dst[inside]],
+            self.weight[inside],
+            self.x[mask],
+            None if self.edge_x is None else self.edge_x[inside],
+            self.node_ids[mask],
+            self.edge_ids[inside],
+            self.loop_ids[mask],
         )
 
     def sum(self, x: Tensor) -> Tensor:
@@ -137,25 +170,34 @@ class GAT(nn.Module):
         concat: bool = True,
         negative_slope: float = 0.2,
         dropout: float = 0.0,
+        edge_dim: int = 0,
     ) -> None:
         super().__init__()
         self.heads, self.d_out, self.concat = heads, d_out, concat
-        self.negative_slope, self.dropout = negative_slope, dropout
+        self.negative_slope, self.dropout, self.edge_dim = negative_slope, dropout, edge_dim
         self.weight = nn.Parameter(torch.empty(heads * d_out, d_in))
         self.att_source = nn.Parameter(torch.empty(heads, d_out))
         self.att_target = nn.Parameter(torch.empty(heads, d_out))
+        if edge_dim:
+            self.lin_edge = nn.Parameter(torch.empty(heads * d_out, edge_dim))
+            self.att_edge = nn.Parameter(torch.empty(heads, d_out))
         self.bias = nn.Parameter(torch.empty(heads * d_out if concat else d_out))
 
     def forward(self, x: Tensor, graph: WholeGraph, drop: Dropout) -> Tensor:
-        n, num_edges = graph.num_nodes, graph.src.shape[0]
+        n = graph.num_nodes
         edge = torch.nonzero(graph.src != graph.dst).squeeze(1)
         node = torch.arange(n)
         src, dst = torch.cat([graph.src[edge], node]), torch.cat([graph.dst[edge], node])
-        ids = torch.cat([edge, num_edges + node])
+        ids = torch.cat([graph.edge_ids[edge], graph.loop_ids])
         z = (x @ self.weight.T).view(n, self.heads, self.d_out)
-        logits = F.leaky_relu(
-            (z * self.att_source).sum(2)[src] + (z * self.att_target).sum(2)[dst], self.negative_slope
-        )
+        logits = (z * self.att_source).sum(2)[src] + (z * self.att_target).sum(2)[dst]
+        if self.edge_dim:
+            assert graph.edge_x is not None
+            loops = [graph.edge_x[edge[graph.dst[edge] == v]] for v in range(n)]
+            means = [rows.mean(0) if len(rows) else rows.sum(0) for rows in loops]
+            mapped = torch.cat([graph.edge_x[edge], torch.stack(means)]) @ self.lin_edge.T
+            logits = logits + (mapped.view(-1, self.heads, self.d_out) * self.att_edge).sum(2)
+        logits = F.leaky_relu(logits, self.negative_slope)
         top = torch.full((n, self.heads), -torch.inf, dtype=x.dtype).scatter_reduce(
             0, dst[:, None].expand_as(logits), logits.detach(), "amax"
         )
@@ -195,9 +237,9 @@ def _without_bias(conv: nn.Module) -> None:
 class Reference(nn.Module):
     """What ``fullgraph.models.GNN`` computes, over the whole graph."""
 
-    def __init__(self, config: TrainConfig, d_in: int, d_out: int) -> None:
+    def __init__(self, config: TrainConfig, d_in: int, d_out: int, edge_dim: int) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.edge_dim = config, edge_dim if config.edge_features else 0
         widths = [d_in] + [config.hidden] * (config.layers - 1) + [d_out]
         self.convs = nn.ModuleList(
             self._conv(layer, widths[layer], widths[layer + 1]) for layer in range(config.layers)
@@ -212,13 +254,14 @@ class Reference(nn.Module):
     def _conv(self, layer: int, d_in: int, d_out: int) -> nn.Module:
         config = self.config
         if config.model == "gat" and layer < config.layers - 1:
-            return GAT(d_in, d_out // config.heads, config.heads, True, dropout=config.dropout)
+            heads = config.heads
+            return GAT(d_in, d_out // heads, heads, True, dropout=config.dropout, edge_dim=self.edge_dim)
         if config.model == "gat":
-            return GAT(d_in, d_out, config.out_heads, False, dropout=config.dropout)
+            return GAT(d_in, d_out, config.out_heads, False, dropout=config.dropout, edge_dim=self.edge_dim)
         return {"gcn": GCN, "sage": SAGE, "gin": GIN}[config.model](d_in, d_out)
 
     def forward(self, graph: WholeGraph, drop: Dropout) -> Tensor:
-        config, x, nodes = self.config, graph.x, torch.arange(graph.num_nodes)
+        config, x, nodes = self.config, graph.x, graph.node_ids
         for layer, conv in enumerate(self.convs):
             x = drop(x, nodes, config.dropout if layer else config.input_dropout)
             y: Tensor = conv(x, graph, drop)
@@ -248,29 +291,35 @@ def train(graph: Graph, config: TrainConfig, initial: dict[str, Tensor], steps: 
     """``steps`` steps from the ``initial`` state, and an evaluation."""
     assert graph.splits is not None
     dtype = getattr(torch, config.dtype)
-    whole = WholeGraph.of(graph, dtype, config.feature_norm)
+    whole = WholeGraph.of(graph, dtype, config.feature_norm, config.seed)
     task = config.task or graph.task
     y, outputs = labels(graph, task, dtype)
-    model = Reference(config, whole.x.shape[1], outputs)
+    model = Reference(config, whole.x.shape[1], outputs, 0 if whole.edge_x is None else whole.edge_x.shape[1])
     model.load_state_dict(initial)
-    optimizer = _optimizer(config, model.parameters())
+    learnt = dict(model.named_parameters())
+    if isinstance(whole.x, nn.Parameter):
+        learnt["features"] = whole.x
+    optimizer = _optimizer(config, learnt.values())
     masks = {
         name: torch.as_tensor(mask[config.split])
         for name, mask in (("train", graph.splits.train), ("val", graph.splits.val), ("test", graph.splits.test))
     }
     class_weight = _balanced(y[masks["train"]], outputs, dtype) if config.class_weights == "balanced" else None
+    trained = masks["train"]
+    seen = whole.induced(trained) if config.inductive else whole
+    rows = torch.arange(seen.num_nodes) if config.inductive else trained
     losses, gradients = [], {}
     for step in range(steps):
         model.train()
-        logits = model(whole, Dropout(True, config.seed, step))
-        loss = _loss(task, logits[masks["train"]], y[masks["train"]], class_weight)
+        logits = model(seen, Dropout(True, config.seed, step))
+        loss = _loss(task, logits[rows], y[trained], class_weight)
         optimizer.zero_grad()
         loss.backward()
         losses.append(float(loss.detach()))
         if step == 0:
-            gradients = {name: _gradient(p).clone() for name, p in model.named_parameters()}
+            gradients = {name: _gradient(p).clone() for name, p in learnt.items()}
         if config.clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+            nn.utils.clip_grad_norm_(learnt.values(), config.clip)
         optimizer.step()
     model.eval()
     with torch.no_grad():
@@ -280,7 +329,8 @@ def train(graph: Graph, config: TrainConfig, initial: dict[str, Tensor], steps: 
         for name, mask in masks.items()
         if mask.any()
     }
-    return Course(losses, gradients, model.state_dict(), scores)
+    features = {name: p.detach() for name, p in learnt.items() if name == "features"}
+    return Course(losses, gradients, model.state_dict() | features, scores)
 
 
 def _gradient(p: Tensor) -> Tensor:
@@ -302,7 +352,7 @@ def _balanced(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     return torch.tensor([len(y) / (classes * count) if count else 0.0 for count in counts], dtype=dtype)
 
 
-def _optimizer(config: TrainConfig, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+def _optimizer(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     if config.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=config.lr, momentum=0.9, weight_decay=config.weight_decay)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]

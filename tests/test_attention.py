@@ -35,7 +35,14 @@ def draw(heads: int, width: int, dtype: torch.dtype = torch.float64, seed: int =
 
 
 def plain(
-    z: Tensor, source: Tensor, target: Tensor, a: SparseMatrix, slope: float, keep: Tensor | None, scale: float
+    z: Tensor,
+    source: Tensor,
+    target: Tensor,
+    a: SparseMatrix,
+    slope: float,
+    keep: Tensor | None,
+    scale: float,
+    edge: Tensor | None = None,
 ) -> Tensor:
     heads = source.shape[1]
     by_head = z.view(z.shape[0], heads, z.shape[1] // heads)
@@ -43,7 +50,8 @@ def plain(
     for v in range(a.shape[0]):
         edges = slice(int(a.indptr[v]), int(a.indptr[v + 1]))
         u = a.indices[edges].long()
-        alpha = torch.softmax(torch.nn.functional.leaky_relu(source[u] + target[v], slope), dim=0)
+        logits = source[u] + target[v] + (0 if edge is None else edge[edges])
+        alpha = torch.softmax(torch.nn.functional.leaky_relu(logits, slope), dim=0)
         if keep is not None:
             alpha = alpha * keep[edges] * scale
         out.append((alpha[:, :, None] * by_head[u]).sum(0).flatten())
@@ -68,6 +76,24 @@ def test_equals_the_loop_over_nodes(heads: int, width: int, dropped: bool) -> No
         for mine, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
     assert ours[0][8].eq(0).all()
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_what_an_edge_adds_to_its_logit(dropped: bool) -> None:
+    a, rows = graph(), draw(3, 2)
+    g = torch.Generator().manual_seed(5)
+    edge = torch.randn(a.nnz, 3, dtype=torch.float64, generator=g).requires_grad_()
+    keep = torch.rand(a.nnz, 3, generator=g) < 0.6 if dropped else None
+    before = edge.detach().clone()
+    found = attention(*rows, a, edge=edge, keep=keep, keep_scale=2.0)
+    expected = plain(*rows, a, 0.2, keep, 2.0, edge)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    up = torch.randn(found.shape, dtype=found.dtype, generator=g)
+    learnt = (*rows, edge)
+    ours, theirs = (torch.autograd.grad(y, learnt, up) for y in (found, expected))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+    assert torch.equal(edge.detach(), before)
 
 
 @pytest.mark.parametrize("dropped", [False, True])

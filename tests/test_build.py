@@ -275,6 +275,7 @@ CHANGES: dict[str, list[Callable[[h5py.File], None]]] = {
     "splits/test": [put("splits/test", (0, 5), flip)],
     "ids/original": [put("ids/original", 2, "node é 8"), put("ids/original", 0, "")],
     "edges/weight": [put("edges/weight", 0, more), put("edges/weight", 15, 0.0)],
+    "edges/x": [put("edges/x", (0, 0), more), put("edges/x", (15, 1), more)],
     "edges/global_id": [put("edges/global_id", 0, more), swap_edges],
     "degrees/in": [put("degrees/in", 3, more), put("degrees/in", -1, more)],
     "degrees/in_weight": [

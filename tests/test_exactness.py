@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullgraph.config import TrainConfig
-from fullgraph.models import build_model
+from fullgraph.models import build_model, edge_features_used
 from fullgraph.propagate import sum_over_ranks
-from fullgraph.trainer import load_shard, make_trainer
+from fullgraph.trainer import Trainer, load_shard, make_trainer
 from fullgraph.view import LayerView, Pass, make_part
 from fullgraph.world import World
 from partition_tools.assign import Assignment
@@ -220,18 +220,35 @@ def _train(world: World, folder: Path, config: TrainConfig) -> Course:
     gradients = {
         name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()
     }
-    fresh = build_model(config, trainer.part.x.shape[1], trainer.target.outputs)
+    if trainer.table is not None:
+        assert trainer.table.grad is not None
+        gradients["features"] = rows_of_all(trainer, trainer.table.grad)
+    features, edge_dim = trainer.part.x.shape[1], edge_features_used(config, shard)
+    fresh = build_model(config, features, trainer.target.outputs, edge_dim=edge_dim)
     model.load_state_dict(fresh.state_dict())  # statistics of batch norm
-    losses = [trainer.step(step, stop=False)[0]["loss"] for step in range(STEPS)]
-    return Course(losses, gradients, model.state_dict(), trainer.evaluate())
+    losses = [trainer.step(step)[0]["loss"] for step in range(STEPS)]
+    state = model.state_dict()
+    if trainer.table is not None:
+        state["features"] = rows_of_all(trainer, trainer.table)
+    return Course(losses, gradients, state, trainer.evaluate())
+
+
+def rows_of_all(trainer: Trainer, rows: Tensor) -> Tensor:
+    """[N, D] on every rank, in order of global id."""
+    ids = trainer.world.gather_rows(trainer.part.whole.owned_global[:, None])[:, 0]
+    out = torch.empty(ids.shape[0], rows.shape[1], dtype=rows.dtype)
+    out[ids] = trainer.world.gather_rows(rows)
+    return out
 
 
 @functools.cache
 def oracle(name: str, config: TrainConfig) -> Course:
     graph = CASES[name].graph
-    assert graph.x is not None
+    features = graph.learned_features if graph.x is None else graph.x.shape[1]
+    edge_dim = 0 if graph.edge_x is None or config.model != "gat" else graph.edge_x.shape[1]
     _, outputs = reference.labels(graph, config.task or graph.task, torch.float64)
-    return reference.train(graph, config, build_model(config, graph.x.shape[1], outputs).state_dict(), STEPS)
+    model = build_model(config, features, outputs, edge_dim=edge_dim if config.edge_features else 0)
+    return reference.train(graph, config, model.state_dict(), STEPS)
 
 
 def differences(found: Course, expected: Course, tolerance: float) -> list[str]:
@@ -326,6 +343,38 @@ def test_options_that_change_the_model(ranks: RankPool, shards: Shards, parts: i
         ("directed", options("sage", "directed", layers=5, residual=True)),
         ("loops", options("gin", "loops", task="regression")),
         ("directed", options("gin", "directed", feature_norm="row", dropout=0.0)),
+    ]
+    check_training(ranks, shards, parts, runs)
+
+
+def test_edge_features_can_be_left_out(ranks: RankPool, shards: Shards) -> None:
+    check_training(ranks, shards, 3, [("edge features", options("gat", "edge features", edge_features=False))])
+
+
+LEARNED = "learned features"
+
+
+def test_learned_features_under_other_options(ranks: RankPool, shards: Shards) -> None:
+    runs = [
+        (LEARNED, options("sage", LEARNED, optimizer="sgd", lr=0.1, layers=3, clip=None, prune=False)),
+        (LEARNED, options("gcn", LEARNED, norm="batch", hidden=3, heads=1)),  # aggregates on the features' side
+        (LEARNED, options("gin", LEARNED, dtype="float32", input_dropout=0.0)),
+        (LEARNED, options("gat", LEARNED, layers=1, optimizer="adamw")),
+    ]
+    check_training(ranks, shards, 3, runs)
+
+
+@pytest.mark.parametrize("parts", SIZES)
+def test_inductive_training_equals_one_process_on_the_subgraph(ranks: RankPool, shards: Shards, parts: int) -> None:
+    """Loops and duplicates, weights, batch norm over the subgraph's nodes, features of edges, parts left empty."""
+    runs = [
+        ("loops", options("gat", "loops", inductive=True)),
+        ("weighted", options("sage", "weighted", inductive=True)),
+        ("empty part", options("gcn", "empty part", inductive=True)),
+        ("isolated", options("gin", "isolated", inductive=True)),
+        ("edge features", options("gat", "edge features", inductive=True)),
+        ("no training node", options("gcn", "no training node", inductive=True, input_dropout=0.0, split=1)),
+        ("sparse", options("sage", "sparse", inductive=True)),
     ]
     check_training(ranks, shards, parts, runs)
 

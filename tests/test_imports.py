@@ -16,7 +16,22 @@ FULLGRAPH, PARTITION_TOOLS = ROOT / "fullgraph", ROOT / "partition_tools"
 # A module of fullgraph imports only modules named before it.
 NUMPY_LAYERS = ("files", "hdf5", "shards", "cut", "cost")
 TORCH_LAYERS = (
-    *("config", "world", "dropout", "kernels", "attention", "reach", "plan", "exchange", "propagate", "view", "models"),
+    *(
+        "config",
+        "world",
+        "dropout",
+        "gather",
+        "learned",
+        "kernels",
+        "attention",
+        "reach",
+        "plan",
+        "induced",
+        "exchange",
+        "propagate",
+        "view",
+        "models",
+    ),
     *("metrics", "runlog", "profile", "trainer", "inference", "launch", "demo", "__main__"),
 )
 LAYERS = (*NUMPY_LAYERS, *TORCH_LAYERS)

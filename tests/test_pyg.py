@@ -57,6 +57,7 @@ def compare(graph: Graph, layers: Layers, weights: dict[str, str | Callable[[nn.
     whole = reference.WholeGraph.of(graph, torch.float32)
     edges = torch.stack([whole.src, whole.dst])
     weight: dict[str, Any] = {} if graph.edge_weight is None else {"edge_weight": whole.weight}
+    weight |= {} if whole.edge_x is None else {"edge_attr": whole.edge_x}
     inputs = [whole.x.clone().requires_grad_() for _ in range(3)]
     outputs = [
         theirs(inputs[0], edges, **weight),
@@ -128,15 +129,21 @@ def test_gin(eps: float, train_eps: bool) -> None:
 
 @pytest.mark.parametrize(("heads", "concat"), [(1, True), (3, True), (3, False)])
 @pytest.mark.parametrize("negative_slope", [0.2, 0.0])
-def test_gat(heads: int, concat: bool, negative_slope: float) -> None:
-    options = {"heads": heads, "concat": concat, "negative_slope": negative_slope, "dropout": 0.0}
+@pytest.mark.parametrize("edge_dim", [None, 1, 4])
+def test_gat(heads: int, concat: bool, negative_slope: float, edge_dim: int | None) -> None:
+    """With features of edges too, of which some are loops, several to a node, and some nodes have none."""
+    graph = several_loops()
+    if edge_dim is not None:
+        edge_x = np.random.default_rng(23).standard_normal((graph.num_edges, edge_dim))
+        graph = dataclasses.replace(graph, edge_x=edge_x)
+    options: dict[str, Any] = {"heads": heads, "concat": concat, "negative_slope": negative_slope, "dropout": 0.0}
     layers = (
-        randomised(pyg.GATConv(WIDTH, OUT, **options)),
-        models.GATConv(WIDTH, OUT, **options),
-        reference.GAT(WIDTH, OUT, **options),
+        randomised(pyg.GATConv(WIDTH, OUT, edge_dim=edge_dim, **options)),
+        models.GATConv(WIDTH, OUT, edge_dim=edge_dim, **options),
+        reference.GAT(WIDTH, OUT, edge_dim=edge_dim or 0, **options),
     )
     weights = {"weight": "lin.weight", "att_source": "att_src", "att_target": "att_dst", "bias": "bias"}
-    compare(several_loops(), layers, weights)
+    compare(graph, layers, weights | ({"lin_edge": "lin_edge.weight", "att_edge": "att_edge"} if edge_dim else {}))
 
 
 def test_batch_norm_counts_as_torch_does() -> None:

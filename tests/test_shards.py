@@ -345,6 +345,13 @@ DAMAGE: dict[str, tuple[Callable[[h5py.File], None], str]] = {
     "splits": (replace_dataset("splits/test", np.zeros((1, 10), np.uint8)), r"splits/test: bool \[1, 10\]; expected"),
     "features": (replace_dataset("features/x", np.zeros((9, 5), np.float32)), r"features/x: shape \[9, 5\]"),
     "no features": (lambda file: file.__delitem__("features"), "num_features is 0, but the manifest says 5"),
+    "edge features": (replace_dataset("edges/x", np.zeros((3, 2))), r"edges/x: shape \[3, 2\]; expected \[\d+, K\]"),
+    "no edge features": (lambda file: file.__delitem__("edges/x"), "num_edge_features is 0, but the manifest says 2"),
+    "learned": (
+        lambda file: file.attrs.__setitem__("learned_features", 4),
+        "learned_features is 4; expected 0, or more",
+    ),
+    "learned type": (lambda file: file.attrs.__setitem__("learned_features", "4"), "learned_features is '4'; expected"),
     "no weights": (lambda file: file.__delitem__("edges/weight"), "weighted is False, but the manifest says True"),
 }
 
