@@ -12,7 +12,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -78,7 +78,7 @@ def _store() -> Iterator[int]:
         listener.listen()
         port: int = listener.getsockname()[1]
         # multi_tenant: the launcher's own store, on the same port of the same process, is this one.
-        store = dist.TCPStore(  # type: ignore[attr-defined]
+        store = TCPStore(
             _HOST, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=listener.detach()
         )
     yield port

@@ -100,7 +100,7 @@ def test_numpy_modules_name_no_torch(path: Path) -> None:
 
 
 def test_collectives_stand_in_the_world_alone() -> None:
-    launcher = ("torch.distributed.elastic.", "torch.distributed.launcher.")
+    launcher = ("torch.distributed.elastic.", "torch.distributed.launcher.", "torch.distributed.TCPStore")
     for path in files(FULLGRAPH):
         names = [name for name in imports(path) if name.startswith("torch.distributed")]
         assert path.stem == "world" or all(name.startswith(launcher) for name in names), path

@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fullgraph import models
+from fullgraph import gather, models
 from fullgraph.__main__ import Train
 from fullgraph.config import TrainConfig
 from fullgraph.dropout import MaskKey, uniform
@@ -385,6 +385,24 @@ def test_learned_features_are_saved_whole_and_serve_any_number_of_ranks(ranks: R
     torch.testing.assert_close(
         kept["exp_avg"], lone["optimizer"]["state"][len(last["model"])]["exp_avg"], rtol=1e-8, atol=1e-12
     )
+
+
+def gather_small(world: World, n: int, block_bytes: int) -> Any:
+    owner = np.random.default_rng(0).integers(0, max(world.size - 1, 1), n)  # the last of several ranks has nothing
+    ids = torch.from_numpy(np.random.default_rng(1).permutation(np.flatnonzero(owner == world.rank)))
+    before, gather._BLOCK_BYTES = gather._BLOCK_BYTES, block_bytes
+    try:
+        return gather.gather_in_order(torch.stack([ids, -ids], 1).to(torch.float32), ids, n, world)
+    finally:
+        gather._BLOCK_BYTES = before
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("block_bytes", [1, 56, 1 << 20])
+def test_rows_reach_rank_0_in_blocks_and_in_order(ranks: RankPool, parts: int, block_bytes: int) -> None:
+    first, *others = ranks.run(parts, gather_small, 40, block_bytes)
+    assert torch.equal(first, torch.stack([torch.arange(40), -torch.arange(40)], 1).to(torch.float32))
+    assert others == [None] * (parts - 1)
 
 
 def test_learned_features_fit_no_other_graph(tmp_path: Path) -> None:

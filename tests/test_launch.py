@@ -117,7 +117,6 @@ def _be_rank(rank: int, size: int, port: int, folder: Path, work: Callable[..., 
         "GLOO_SOCKET_IFNAME": "lo",
     }
     fullgraph.world._GATHER_SECONDS = fullgraph.world._LINGER_SECONDS = 0.5
-    print("T start", time.time() - T0, file=sys.stderr) if (T0 := float(os.environ.get("T0", "0"))) else None
     work(rank, *args)
 
 
