@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from partition_tools import sources
@@ -16,6 +17,7 @@ from partition_tools.assign import AssignOptions, assign
 from partition_tools.builder import build
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def losses(folder: Path) -> list[float]:
@@ -24,7 +26,7 @@ def losses(folder: Path) -> list[float]:
 
 
 def test_the_model_of_ones_own_has_the_same_losses_alone_and_on_two_ranks(tmp_path: Path) -> None:
-    (script,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (script,) = (block for block in BLOCKS if "class GatedConv" in block)
     assert script.count("TrainConfig(epochs=30, eval_every=5)") == 1
     # In single precision rounding grows with the steps; a few of them in double leave no doubt.
     script = script.replace("TrainConfig(epochs=30, eval_every=5)", 'TrainConfig(epochs=4, dtype="float64")')
@@ -43,6 +45,15 @@ def test_the_model_of_ones_own_has_the_same_losses_alone_and_on_two_ranks(tmp_pa
         found.append(losses(folder))
     assert found[0] == pytest.approx(found[1], rel=1e-10)
     assert len(found[0]) == 4
+
+
+def test_the_steps_from_python_run(tmp_path: Path) -> None:
+    (script,) = (block for block in BLOCKS if "partition_tools.load" in block)
+    launch = [sys.executable, "-c", script]
+    done = subprocess.run(launch, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert np.load(tmp_path / "labels.npy", allow_pickle=False).shape == (2000,)
+    assert float(done.stdout.splitlines()[-1]) > 0.2
 
 
 def test_it_opens_with_two_commands() -> None:
