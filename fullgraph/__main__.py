@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -139,16 +140,18 @@ def _on_ranks(
     folder: Path, work: Callable[[World], None], *, timeout: float = 300.0, threads: int | None = None
 ) -> int:
     """Run ``work`` on one rank a part: as the rank that a launcher made this process, or by launching them."""
-    from fullgraph.launch import launch_local, under_torchrun
+    from fullgraph.launch import end_with_parent, launch_local, under_torchrun
     from fullgraph.shards import read_manifest
 
     if not under_torchrun() and (parts := read_manifest(folder).parts) > 1:
         return launch_local(sys.argv[1:], parts)
+    if under_torchrun():
+        end_with_parent()
 
     from fullgraph.world import RankError, open_world
 
     def show(error: RankError) -> None:
-        if error.__cause__ is not None:
+        if not isinstance(error.__cause__, (NoneType, OSError, ValueError)):  # these say what is wrong themselves
             traceback.print_exception(error.__cause__)
         _fail(str(error))
 

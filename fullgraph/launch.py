@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -18,11 +19,18 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 _HOST = "127.0.0.1"
+_PR_SET_PDEATHSIG = 1
 
 
 def under_torchrun(env: Mapping[str, str] = os.environ) -> bool:
     """Whether a launcher has already given this process its rank."""
     return "RANK" in env and "WORLD_SIZE" in env
+
+
+def end_with_parent() -> None:
+    """A launcher that is killed must not leave its ranks training on: have the kernel end this one with it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def launch_local(arguments: Sequence[str], ranks: int) -> int:

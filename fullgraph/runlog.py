@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import Progress, ProgressColumn, Task
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -44,9 +45,11 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def create_run_folder(path: Path) -> Path:
-    """Make the folder; ``ValueError`` where it already holds a run."""
+    """Make the folder; ``ValueError`` where it already holds a run, or anything else."""
     if (path / "config.json").exists():
         raise ValueError(f"{path} already holds a run; name another folder with --run, or remove it first")
+    if path.is_dir() and any(path.iterdir()):
+        raise ValueError(f"{path} is not empty; name another folder with --run")
     path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -73,11 +76,16 @@ class RunLog:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written was told when it was written
+            self._file.close()
 
     def epoch(self, record: dict[str, Any], scores: Scores | None) -> None:
         """``record`` has epoch, loss, seconds, comm_seconds, bytes_sent; ``scores`` on evaluated epochs."""
-        self._file.write(json.dumps(plain(record | (scores or {}))) + "\n")
+        try:
+            self._file.write(json.dumps(plain(record | (scores or {}))) + "\n")
+        except OSError as e:
+            remedy = "free some space, or name another folder with --run"
+            raise OSError(e.errno, f"{e.strerror}; {remedy}", self._file.name) from e
         self._scores = scores or self._scores
         done, now = record["epoch"] + 1, time.monotonic()
         self._progress.update(self._task, completed=done, facts=self.facts(record))
@@ -107,13 +115,13 @@ class _LiveLine(ProgressColumn):
 
     max_refresh = 0.1
     _BAR = 20
-    _LEFT_OUT = ("sent", "comm", "train", "seconds", "test", "eta", "val", "loss")
+    _LEFT_OUT = ("train", "test", "sent", "comm", "seconds", "eta", "val", "loss")
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
 
-    def render(self, task: Task) -> Table:
+    def render(self, task: Task) -> RenderableType:
         epoch = f"epoch {task.completed:.0f}/{task.total:.0f}"
         left = "-:--:--" if task.time_remaining is None else str(timedelta(seconds=int(task.time_remaining)))
         facts = {**task.fields["facts"], "eta": f"ETA {left}"}
@@ -122,12 +130,10 @@ class _LiveLine(ProgressColumn):
                 break
             facts.pop(name, None)
         text = "  ".join(facts.values())
+        if len(epoch) + len(text) + self._BAR + 3 >= self._console.width:
+            return Text(f"{epoch}  {text}", no_wrap=True)
         line = Table.grid(padding=(0, 1))
-        if len(epoch) + len(text) + self._BAR + 3 < self._console.width:
-            bar = ProgressBar(total=task.total, completed=task.completed, width=self._BAR)
-            line.add_row(epoch, bar, Text(text))
-        else:
-            line.add_row(epoch, Text(text))
+        line.add_row(epoch, ProgressBar(total=task.total, completed=task.completed, width=self._BAR), text)
         return line
 
 

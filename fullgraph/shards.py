@@ -64,6 +64,7 @@ Nothing in a build is ever unpickled or executed.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -492,7 +493,7 @@ def read_shard(
     manifest = manifest or read_manifest(folder)
     if not 0 <= part < manifest.parts:
         raise ValueError(f"{folder}: part {part} was asked for, but the build has parts 0 to {manifest.parts - 1}")
-    check_file(folder, manifest.files[part], verify=verify)
+    check_file(folder, manifest.files[part], verify=verify, build_id=manifest.build_id)
     path = folder / manifest.files[part].path
     try:
         shard = _read(path, features)
@@ -504,16 +505,30 @@ def read_shard(
     return shard
 
 
-def check_file(folder: str | Path, entry: ShardFile, *, verify: bool = True) -> None:
+def check_file(folder: str | Path, entry: ShardFile, *, verify: bool = True, build_id: str = "") -> None:
     """Raise `FormatError` where a listed file is missing or differs in size or, with ``verify``, in checksum."""
     path = Path(folder) / entry.path
     if not path.is_file():
         raise FormatError(f"the manifest lists this file, but it is not there; {_REMEDY}", file=str(path))
     size = path.stat().st_size
+    message = None
     if size != entry.bytes:
-        raise FormatError(f"{size} bytes; the manifest says {entry.bytes}; {_REMEDY}", file=str(path))
-    if verify and (found := checksum(path)) != entry.xxh3:
-        raise FormatError(f"checksum is {found}; the manifest says {entry.xxh3}; {_REMEDY}", file=str(path))
+        message = f"{size} bytes; the manifest says {entry.bytes}; {_REMEDY}"
+    elif verify and (found := checksum(path)) != entry.xxh3:
+        message = f"checksum is {found}; the manifest says {entry.xxh3}; {_REMEDY}"
+    if message is None:
+        return
+    if build_id and (other := _other_build(path, build_id)):
+        message = f"the file is of build {other}; the manifest is of build {build_id}; {_REMEDY}"
+    raise FormatError(message, file=str(path))
+
+
+def _other_build(path: Path, build_id: str) -> str | None:
+    """The build id that a file, not to be opened as HDF5, seems to carry in its head, if it is not ``build_id``."""
+    with path.open("rb") as file:
+        head = file.read(1 << 16)
+    ids = [found.decode() for found in re.findall(rb"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])", head)]
+    return ids[0] if len(set(ids)) == 1 and ids[0] != build_id else None
 
 
 def _read(path: Path, features: bool) -> Shard:

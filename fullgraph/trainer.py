@@ -343,6 +343,13 @@ def train(
     config, world, folder = config or TrainConfig(), world or World(), Path(folder)
     _check_same_options(config, world)
     console = console or Console(stderr=False, quiet=world.rank != 0)
+    with world.stage("options"):
+        told = TrainConfig.timeout
+        if world.size > 1 and config.timeout not in (told, world.timeout):
+            raise ValueError(
+                f"timeout is {config.timeout:g} s in the options but the ranks were joined with {world.timeout:g} s; "
+                f"say open_world(timeout={config.timeout:g})"
+            )
     manifest, shard = load_shard(folder, world)
     trainer = make_trainer(shard, config, world, model)
     del shard
@@ -584,7 +591,7 @@ def _headline(trainer: Trainer, manifest: Manifest) -> str:
     )
     return (
         f"{facts.get('name')}: {facts.get('num_nodes'):,} nodes, {facts.get('num_edges'):,} edges in {manifest.parts} "
-        f"parts by {manifest.partition.get('method')}\n"
+        f"part{'s' if manifest.parts > 1 else ''} by {manifest.partition.get('method')}\n"
         f"{trainer.model_name} of {count:,} parameters{table}, {target.task}, best epoch by validation "
         f"{target.metric}\n"
         f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device.type}, {torch.get_num_threads()} compute "

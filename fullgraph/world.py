@@ -275,17 +275,19 @@ class World:
     def _name_the_lost(self, cause: Exception) -> str:
         """What a rank says that lost another, unless another error explains it."""
         where, living = self.meter.where, {self.rank}
+        late = "timed out" in str(cause).lower()
+        deadline = time.monotonic() + _GATHER_SECONDS
         with contextlib.suppress(Exception):  # as above
             self.store.set(_LOST_KEY.format(rank=self.rank), where)
-            dist.destroy_process_group()  # so that whoever waits for this rank gives up as well
-            deadline = time.monotonic() + _GATHER_SECONDS
-            while time.monotonic() < deadline and not self.failed:
+            while True:
+                living = {rank for rank in range(self.size) if self.store.check([_LOST_KEY.format(rank=rank)])}
+                # Where a process ended, a launcher knows more and ends this one meanwhile.
+                if self.failed or time.monotonic() >= deadline or (late and len(living) == self.size - 1):
+                    break
                 time.sleep(0.05)
-            living = {rank for rank in range(self.size) if self.store.check([_LOST_KEY.format(rank=rank)])}
         lost = [rank for rank in range(self.size) if rank not in living]
         if lost:
-            late = "timed out" in str(cause).lower()
-            what = f"did not answer within {self.timeout:g} s (--timeout)" if late else "ended, or the network broke"
+            what = f"did not answer within {self.timeout:g} s (--timeout)" if late else "ended or cannot be reached"
             return f"{_ranks(lost)} {what}; {_ranks(living)} waited at {where}"
         detail = next(iter(str(cause).strip().splitlines()), "no detail")
         return f"the connection between ranks broke at {where}: {type(cause).__name__}: {detail}"
@@ -303,6 +305,15 @@ def is_lost_rank(cause: BaseException) -> bool:
     text = str(cause).lower()
     words = ("gloo", "nccl", "connection closed", "connection reset", "timed out waiting", "broken pipe")
     return isinstance(cause, RuntimeError) and any(word in text for word in words)
+
+
+def _tell_torchrun(message: str) -> None:
+    """Its own report of a failed rank shows what stands in the file that this handler writes, with the traceback of
+    the exception that is being handled: here one that says no more than the message."""
+    try:
+        raise RankError(message) from None
+    except RankError as error:
+        get_error_handler().record_exception(error)
 
 
 @contextlib.contextmanager
@@ -349,11 +360,8 @@ def open_world(
     except Exception as cause:
         error = world.report_failure(cause)
         if rank == error.shown_by:
-            # torchrun's own report of a failed rank shows what stands in the file that this handler writes.
-            get_error_handler().record_exception(RankError(str(error)))
+            _tell_torchrun(str(error))
             show(error)
-        with contextlib.suppress(Exception):
-            dist.destroy_process_group()  # so that the others notice
         if rank != error.shown_by or error is not cause:
             time.sleep(_LINGER_SECONDS)
         raise SystemExit(1) from None

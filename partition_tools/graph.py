@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -71,6 +72,12 @@ class Graph:
         n, e = self.num_nodes, self.src.shape[0]
         if n < 1:
             raise ValueError(f"{self.name}: the graph has {n} nodes; at least 1 is needed")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if 16 * n > memory:  # one offset and one part a node are the least that anything needs
+            raise ValueError(
+                f"{self.name}: num_nodes is {n}, for which this machine's {memory / 2**30:.0f} GiB of memory do not "
+                f"suffice; expected the number of nodes, at most {memory // 16}"
+            )
         for field in ("src", "dst"):
             ids = getattr(self, field)
             if ids.dtype != np.int64 or ids.ndim != 1:

@@ -339,3 +339,9 @@ def test_a_mean_is_that_of_the_finite_values_of_a_column() -> None:
         filled = fill_features(make(3, [], x=given_x), "mean").x
         dense = filled.toarray() if isinstance(filled, sp.csr_array) else filled
         np.testing.assert_array_equal(dense, [[1, 0, 3], [4, 0, 3], [7, 0, 3]])
+
+
+def test_more_nodes_than_memory_can_hold_are_refused_by_name() -> None:
+    none = np.zeros(0, np.int64)
+    with pytest.raises(ValueError, match=r"vast: num_nodes is 10000000000000, for which .* do not suffice"):
+        Graph(name="vast", num_nodes=10**13, src=none, dst=none)

@@ -207,3 +207,11 @@ def test_the_line_of_an_epoch_that_took_no_time(tmp_path: Path) -> None:
 )
 def test_shares_are_shown_in_percent_and_errors_as_numbers(metric: str, value: float, text: str) -> None:
     assert show(metric, value) == text
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert create_run_folder(tmp_path / "run") == tmp_path / "run"
+    (tmp_path / "run" / "mine").touch()
+    with pytest.raises(ValueError, match=r"run is not empty; name another folder with --run"):
+        create_run_folder(tmp_path / "run")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from fullgraph.config import TrainConfig
+from fullgraph.runlog import RunLog
 from fullgraph.shards import part_name, read_manifest
 from fullgraph.trainer import load_shard, make_trainer, train
 from fullgraph.world import RankError, World
@@ -617,3 +620,34 @@ def test_a_loss_that_is_not_finite_at_once(ranks: RankPool, damaged: Path, tmp_p
     found = ranks.run(2, train_here, [damaged], tmp_path / "run", config())
     assert found == ["train: the loss of epoch 1 is nan; try a smaller --lr (now 0.05), or --clip 1"] * 2
     assert not (tmp_path / "run" / "best.pt").exists()
+
+
+# --------------------------------------------------------------------------------------------- what a person watches
+
+
+@pytest.mark.parametrize(
+    ("width", "kept"),
+    [
+        (160, ("loss", "train", "val", "test", "s/epoch", "comm", "MB sent", "ETA", "━")),
+        (120, ("loss", "val", "test", "s/epoch", "comm", "MB sent", "ETA")),
+        (80, ("loss", "val", "s/epoch", "comm", "ETA")),
+        (40, ("loss", "val")),
+        (16, ()),
+    ],
+)
+def test_the_live_line_leaves_out_what_does_not_fit(tmp_path: Path, width: int, kept: tuple[str, ...]) -> None:
+    console = Console(width=width, height=5, force_terminal=True, color_system=None, file=io.StringIO())
+    record = {"epoch": 37, "loss": 0.0456, "seconds": 0.0352, "comm_seconds": 0.03, "bytes_sent": 22_000}
+    scores = {split: {"accuracy": 1.0} for split in ("train", "val", "test")}
+    with RunLog(tmp_path, 400, "accuracy", console) as log:
+        log.epoch(record, scores)
+    assert isinstance(console.file, io.StringIO)
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue()).replace("\r", "\n").split("\n")
+    shown = [line.rstrip() for line in lines if "38/400" in line]
+    assert shown
+    for line in shown:
+        assert line.startswith("epoch 38/400")
+        assert len(line) <= width
+        assert [
+            word for word in ("loss", "train", "val", "test", "s/epoch", "comm", "MB sent", "ETA", "━") if word in line
+        ] == [*kept]
