@@ -136,12 +136,13 @@ def test_ranks_that_read_different_builds(ranks: RankPool, shards: dict[int, Pat
 def test_a_shard_of_another_build(ranks: RankPool, damaged: Path, folder: Path) -> None:
     other = build_parts(GRAPH, folder, 2, seed=2)
     shutil.copy(other / part_name(1, 2), damaged)
-    assert "load (rank 1): " in (text := error_on(ranks, 2, damaged))
-    assert "the manifest says" in text
-    refresh_manifest(damaged)
-    text = error_on(ranks, 2, damaged)
-    assert read_manifest(other).build_id in text
-    assert read_manifest(damaged).build_id in text
+    # As it is, it has another checksum; with the manifest made to agree, it still says where it is from.
+    for _ in range(2):
+        text = error_on(ranks, 2, damaged)
+        assert text.startswith(f"load (rank 1): {damaged / part_name(1, 2)}: ")
+        assert read_manifest(other).build_id in text
+        assert read_manifest(damaged).build_id in text
+        refresh_manifest(damaged)
     assert "belongs to another build" in text
 
 
