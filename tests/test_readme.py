@@ -53,7 +53,9 @@ def test_the_steps_from_python_run(tmp_path: Path) -> None:
     done = subprocess.run(launch, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert np.load(tmp_path / "labels.npy", allow_pickle=False).shape == (2000,)
-    assert float(done.stdout.splitlines()[-1]) > 0.2
+    *_, accuracy, shape = done.stdout.splitlines()
+    assert float(accuracy) > 0.2
+    assert shape == "(2000, 64) 200"
 
 
 def test_it_opens_with_two_commands() -> None:
