@@ -38,7 +38,7 @@ from torch.nn import functional as F
 
 from benchmarks.report import deliver, machine, machine_line, say, table
 from fullgraph.config import TrainConfig
-from fullgraph.trainer import train
+from fullgraph.loop import train
 from fullgraph.world import open_world
 from partition_tools import sources
 from partition_tools.assign import AssignOptions, assign

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from fullgraph.config import TrainConfig as TrainConfig
     from fullgraph.inference import evaluate as evaluate
     from fullgraph.inference import predict as predict
+    from fullgraph.loading import load as load
+    from fullgraph.loop import train as train
     from fullgraph.shards import Manifest as Manifest
     from fullgraph.shards import Shard as Shard
     from fullgraph.shards import read_manifest as read_manifest
     from fullgraph.shards import read_shard as read_shard
-    from fullgraph.trainer import load as load
-    from fullgraph.trainer import train as train
     from fullgraph.view import GraphPart as GraphPart
     from fullgraph.view import LayerView as LayerView
     from fullgraph.view import Pass as Pass
@@ -32,7 +32,7 @@ _HOME = {
     "LayerView": "view",
     "Pass": "view",
     "evaluate": "inference",
-    "load": "trainer",
+    "load": "loading",
     "predict": "inference",
     "Manifest": "shards",
     "Shard": "shards",
@@ -42,7 +42,7 @@ _HOME = {
     "open_world": "world",
     "read_manifest": "shards",
     "read_shard": "shards",
-    "train": "trainer",
+    "train": "loop",
 }
 
 __all__ = [*_HOME]

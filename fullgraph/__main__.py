@@ -38,7 +38,7 @@ class Train:
 
     def main(self) -> int:
         def work(world: World) -> None:
-            from fullgraph.trainer import train
+            from fullgraph.loop import train
 
             train(self.folder, self.config, run=self.run, world=world)
 

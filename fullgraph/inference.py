@@ -25,11 +25,11 @@ from fullgraph.config import TrainConfig
 from fullgraph.files import appears_by_rename
 from fullgraph.gather import blocks_in_order
 from fullgraph.kernels import SparseRows
+from fullgraph.loading import load_shard
 from fullgraph.metrics import Scores, Target, choose_target, fit_labels, run_model, score
 from fullgraph.models import GNN, build_model
 from fullgraph.runlog import plain, show
 from fullgraph.shards import Manifest, Shard
-from fullgraph.trainer import load_shard
 from fullgraph.view import GraphPart, Pass, make_part
 from fullgraph.world import World
 

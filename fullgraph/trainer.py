@@ -7,28 +7,17 @@ value (time limit, a loss that is not finite) is a flag in that gather, so that 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
 import hashlib
 import math
 import os
-import platform
-import resource
-import signal
-import sys
-import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from fullgraph.config import TrainConfig
@@ -57,65 +46,11 @@ from fullgraph.metrics import (
     score,
 )
 from fullgraph.models import GNN, ModelFactory, build_model, edge_features_used
-from fullgraph.profile import profile, show_profile
-from fullgraph.runlog import RunLog, create_run_folder, show, write_json, write_state
-from fullgraph.shards import Manifest, Shard, read_manifest, read_shard
+from fullgraph.shards import Shard
 from fullgraph.view import GraphPart, Pass, make_part
-from fullgraph.world import REST, WHOLE, RankError, World, is_lost_rank
+from fullgraph.world import REST, WHOLE, RankError, World
 
 LOSS: Tag = (WHOLE, "loss")
-_LATE = 0.5  # a reason to stop, below the numbers of signals
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a run came to; the same on every rank."""
-
-    run: Path
-    summary: dict[str, Any]
-    losses: tuple[float, ...]
-    """Training loss of each epoch."""
-
-
-def load_shard(folder: Path, world: World) -> tuple[Manifest, Shard]:
-    """This rank's shard, after proof that the folder fits the world and that all ranks read one build."""
-    with world.stage("load"):
-        manifest = read_manifest(folder)
-        if manifest.parts != world.size:
-            raise ValueError(
-                f"{folder} holds {manifest.parts} parts but {world.size} ranks were started; start {manifest.parts} "
-                f"ranks (torchrun --nproc-per-node {manifest.parts}), or build again with --parts {world.size}"
-            )
-        shard = read_shard(folder, world.rank)
-    facts = world.gather_json([shard.build_id, shard.num_nodes_global, shard.num_edges_global])
-    different = [rank for rank, other in enumerate(facts) if other != facts[0]]
-    if different:
-        raise RankError(
-            f"load: rank 0 reads build {facts[0][0]} but rank {different[0]} reads build {facts[different[0]][0]}; "
-            f"all ranks must read shards of one build: copy them again"
-        )
-    return manifest, shard
-
-
-def load(
-    folder: str | Path,
-    *,
-    world: World | None = None,
-    split: int = 0,
-    dtype: torch.dtype = torch.float32,
-    num_layers: int | None = None,
-    seed: int = 1,
-) -> GraphPart:
-    """This rank's part of the graph in ``folder``, for a training loop of one's own (a collective).
-
-    ``part.run(model, Pass(training=True, seed=..., step=...))`` is one forward pass; loss is a local sum over
-    ``part.masks["train"]`` divided by the global count, and parameter gradients are to be summed over ranks. A model
-    of ``num_layers`` layers is pruned in training. Where features are learned, ``part.table`` are this rank's rows of
-    them, drawn by ``seed``: for its optimiser, but not for the sum over ranks.
-    """
-    world = world or World()
-    _, shard = load_shard(Path(folder), world)
-    return make_part(shard, world, split=split, dtype=dtype, num_layers=num_layers, seed=seed)
 
 
 class Trainer:
@@ -216,6 +151,15 @@ class Trainer:
         scores = score(self.whole, self.target, self.y, run_model(self.model, self.whole))
         self.world.meter.enter(REST)
         return scores
+
+    def advance(self, scores: Scores | None) -> None:
+        """Let the scheduler take an epoch's scores, None where it was not evaluated."""
+        if self.scheduler is None:
+            return
+        if not isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            self.scheduler.step()
+        elif scores is not None and "val" in scores:
+            self.scheduler.step(scores["val"][self.target.metric])
 
     def state(self) -> dict[str, Any]:
         """A copy of what is learnt as this rank has it: weights, and its own nodes' rows of learned features."""
@@ -325,168 +269,6 @@ def _check_features(shard: Shard, config: TrainConfig) -> None:
         raise ValueError(f"--layer0 {config.layer0}: {learned} and change in every step; leave the option out")
 
 
-def train(
-    folder: str | Path,
-    config: TrainConfig | None = None,
-    *,
-    run: str | Path | None = None,
-    world: World | None = None,
-    model: ModelFactory | None = None,
-    console: Console | None = None,
-) -> Result:
-    """Train on the shards in ``folder`` and leave a run folder; every rank of ``world`` calls this alike.
-
-    ``model`` makes a model of the user's own from (features, outputs); by default it is ``config.model``.
-    Raises ``RankError``, the same on every rank, for whatever is wrong before training and for a loss that is not
-    finite. Another error in the middle is raised where it arises; ``open_world`` tells the other ranks.
-    """
-    config, world, folder = config or TrainConfig(), world or World(), Path(folder)
-    _check_same_options(config, world)
-    console = console or Console(stderr=False, quiet=world.rank != 0)
-    with world.stage("options"):
-        told = TrainConfig.timeout
-        if world.size > 1 and config.timeout not in (told, world.timeout):
-            raise ValueError(
-                f"timeout is {config.timeout:g} s in the options but the ranks were joined with {world.timeout:g} s; "
-                f"say open_world(timeout={config.timeout:g})"
-            )
-    manifest, shard = load_shard(folder, world)
-    trainer = make_trainer(shard, config, world, model)
-    del shard
-    run_folder = _agree_run_folder(run, manifest, trainer)
-    console.print(_headline(trainer, manifest), highlight=False, soft_wrap=True)
-    if world.rank == 0:
-        write_json(run_folder / "config.json", _config_record(folder, manifest, trainer))
-    summary, losses = _run(trainer, run_folder, manifest, console)
-    return Result(run=run_folder, summary=summary, losses=tuple(losses))
-
-
-def _run(trainer: Trainer, folder: Path, manifest: Manifest, console: Console) -> tuple[dict[str, Any], list[float]]:
-    config, world, metric = trainer.config, trainer.world, trainer.target.metric
-    log = RunLog(folder, config.epochs, metric, console) if world.rank == 0 else None
-    best: dict[str, Any] | None = None
-    best_state: dict[str, Any] = {}
-    records: list[dict[str, Any]] = []
-    stop_signal = _StopSignal(world)
-    stopped_by: str | None = None
-    failure: RankError | None = None
-    started = time.monotonic()
-    world.meter.enter(REST)
-    with log or contextlib.nullcontext(), stop_signal:
-        for epoch in range(config.epochs):
-            late = config.time_limit is not None and time.monotonic() - started >= config.time_limit
-            try:
-                record, stop = trainer.step(epoch, stop_signal.number or _LATE * late)
-            except RankError as error:  # every rank has it, so what was learnt before can be kept
-                failure = error
-                break
-            records.append(record)
-            scores = None
-            last = stop or epoch == config.epochs - 1
-            if last or (epoch + 1) % config.eval_every == 0:
-                scores = trainer.evaluate()
-                if _better(scores, best, metric):
-                    best = {"epoch": epoch, "scores": scores}
-                    best_state = trainer.state()
-            if trainer.scheduler is not None:
-                _advance(trainer.scheduler, scores, metric)
-            if log is not None:
-                log.epoch(record, scores)
-            waited = epoch - (best["epoch"] if best else -1)
-            if stop:
-                stopped_by = "time limit" if stop == _LATE else signal.Signals(int(stop)).name
-            elif scores is not None and config.patience is not None and waited >= config.patience:
-                stopped_by = "patience"
-            if stopped_by is not None:
-                break
-        if failure is not None and best is None:
-            raise failure
-        if best is None:  # no epoch, or no validation node: the last state is the best known
-            best = {"epoch": len(records) - 1, "scores": trainer.evaluate()}
-            best_state = trainer.state()
-    if config.profile:
-        found = profile(world, trainer.predicted_ledger(), len(records))
-        show_profile(found, console)
-        if world.rank == 0:
-            write_json(folder / "profile.json", found)
-    peaks = world.gather_vector([_peak_memory(world)])
-    seconds = [r["seconds"] for r in records]
-    summary = {
-        "best_epoch": best["epoch"],
-        "val": best["scores"].get("val", {}),
-        "test": best["scores"].get("test", {}),
-        "epochs": len(records),
-        "seconds_per_epoch": float(np.median(seconds)) if seconds else 0.0,
-        "bytes_sent_per_epoch": int(np.median([r["bytes_sent"] for r in records])) if records else 0,
-        "peak_memory_bytes": int(peaks.max()),
-        "parts": manifest.parts,
-        "ranks": world.size,
-        "metric": metric,
-        "total_seconds": time.monotonic() - started,
-        "stopped_by": str(failure) if failure else stopped_by,
-    }
-    _save(trainer, folder / "best.pt", manifest, best_state, epoch=best["epoch"])
-    optimizer = trainer.optimizer_state()
-    _save(trainer, folder / "last.pt", manifest, trainer.state(), epoch=len(records) - 1, optimizer=optimizer)
-    with world.stage("save"):  # the run folder is whole when any rank goes on
-        if world.rank == 0:
-            write_json(folder / "summary.json", summary)
-    _print_summary(summary, folder, console)
-    if failure is not None:
-        raise failure
-    return summary, [r["loss"] for r in records]
-
-
-def _save(trainer: Trainer, path: Path, manifest: Manifest, state: dict[str, Any], **facts: Any) -> None:
-    """Write a state of all ranks (a collective)."""
-    state = trainer.of_all_ranks(state)
-    with trainer.world.stage("save"):
-        if trainer.world.rank == 0:
-            write_state(path, state | facts | {"config": trainer.config.as_dict(), "build_id": manifest.build_id})
-
-
-class _StopSignal:
-    """SIGTERM and SIGINT set a number, on which all ranks stop together after the epoch.
-
-    A second signal, or one after another rank has failed, does what it did before.
-    """
-
-    number = 0
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._note)
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._restore()
-        if self.number and error is not None and is_lost_rank(error):  # a launcher ends what is left of the run
-            signal.raise_signal(self.number)
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        if self.number or self._world.failed:
-            self._restore()
-            signal.raise_signal(number)
-        self.number = number
-
-
-def _better(scores: Scores, best: dict[str, Any] | None, metric: str) -> bool:
-    if "val" not in scores or math.isnan(scores["val"][metric]):
-        return False
-    if best is None:
-        return True
-    new, old = scores["val"][metric], best["scores"]["val"][metric]
-    return bool(new < old if metric in LOWER_IS_BETTER else new > old)
-
-
 def _optimizer(config: TrainConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     if config.optimizer == "sgd":
         return torch.optim.SGD(parameters, config.lr, momentum=0.9, weight_decay=config.weight_decay)
@@ -502,13 +284,6 @@ def _scheduler(config: TrainConfig, optimizer: torch.optim.Optimizer, target: Ta
             optimizer, mode="min" if target.metric in LOWER_IS_BETTER else "max", factor=0.5, patience=10
         )
     return None
-
-
-def _advance(scheduler: Any, scores: Scores | None, metric: str) -> None:
-    if not isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        scheduler.step()
-    elif scores is not None and "val" in scores:
-        scheduler.step(scores["val"][metric])
 
 
 def _choose_layer0(config: TrainConfig, model: nn.Module, part: GraphPart) -> Layer0:
@@ -541,19 +316,6 @@ def _free_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _check_same_options(config: TrainConfig, world: World) -> None:
-    """Ranks on other hosts are started by other commands."""
-    options = world.gather_json(config.as_dict())
-    for rank, other in enumerate(options):
-        for name, value in options[0].items():
-            if other[name] != value and name != "threads":
-                flag = f"--{name.replace('_', '-')}"
-                raise RankError(
-                    f"options: rank 0 was started with {flag} {value}, rank {rank} with {flag} {other[name]}; start "
-                    f"all ranks with the same options"
-                )
-
-
 def _check_same_weights(model: nn.Module, world: World) -> None:
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
@@ -565,144 +327,3 @@ def _check_same_weights(model: nn.Module, world: World) -> None:
             f"model: ranks 0 and {different[0]} start from different weights; a model must draw its initial weights "
             f"from torch's generator alone"
         )
-
-
-def _agree_run_folder(run: str | Path | None, manifest: Manifest, trainer: Trainer) -> Path:
-    world, started = trainer.world, time.strftime("%Y%m%d-%H%M%S")
-    name = Path(run) if run else Path("runs") / f"{_slug(manifest)}-{trainer.model_name}-{started}"
-    path = Path(world.gather_json(str(name))[0])
-    with world.stage("run folder"):
-        if world.rank == 0:
-            create_run_folder(path)
-    return path
-
-
-def _slug(manifest: Manifest) -> str:
-    name = str(manifest.graph.get("name", "graph"))
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name).strip("-") or "graph"
-
-
-def _headline(trainer: Trainer, manifest: Manifest) -> str:
-    model, world, target = trainer.model, trainer.world, trainer.target
-    count = sum(p.numel() for p in model.parameters())
-    facts = manifest.graph
-    table = (
-        "" if trainer.table is None else f" and a learned table of {facts['num_nodes']:,} x {trainer.table.shape[1]}"
-    )
-    return (
-        f"{facts.get('name')}: {facts.get('num_nodes'):,} nodes, {facts.get('num_edges'):,} edges in {manifest.parts} "
-        f"part{'s' if manifest.parts > 1 else ''} by {manifest.partition.get('method')}\n"
-        f"{trainer.model_name} of {count:,} parameters{table}, {target.task}, best epoch by validation "
-        f"{target.metric}\n"
-        f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device.type}, {torch.get_num_threads()} compute "
-        f"thread{'s' if torch.get_num_threads() > 1 else ''} each\n"
-        + "\n".join([_plan_line(trainer), *_notes(trainer)])
-    )
-
-
-def _notes(trainer: Trainer) -> list[str]:
-    """Lines on what is not as usual (a collective)."""
-    config, part, model, world = trainer.config, trainer.part, trainer.model, trainer.world
-    graph, lines = part.whole.graph, []
-    if config.inductive:
-        nodes, edges = world.gather_vector([graph.n, part.whole.num_edges]).sum(0).to(torch.int64).tolist()
-        lines.append(
-            f"inductive: trains on the {nodes:,} training nodes and the {edges:,} edges between them, evaluates on the "
-            f"whole graph"
-        )
-    if graph.edge_x is not None:
-        if not isinstance(model, GNN):
-            use = "for the model's layers to take (view.edge_x)"
-        elif model.edge_dim:
-            use = "used by attention"
-        else:
-            use = f"not used {'(--no-edge-features)' if config.model == 'gat' else f'by {config.model}'}"
-        lines.append(f"edge features: {graph.edge_x.shape[1]} an edge, {use}")
-    if graph.edge_weight is not None and isinstance(model, GNN) and config.model in ("gcn", "sage"):
-        in_weight, scale = part.degrees.in_weight.cpu().numpy()[:, 0], part.degrees.gcn_scale.cpu().numpy()[:, 0]
-        found = (
-            graph.edge_weight < 0,
-            scale == 0,
-            (in_weight == 0) & (np.diff(graph.indptr) > 0),
-            in_weight < 0,
-        )
-        counts = world.gather_vector([int(np.count_nonzero(each)) for each in found]).sum(0)
-        negative, cut_off, zero, below = counts.to(torch.int64).tolist()
-        effect = {
-            "gcn": f"gcn leaves out the messages from and to the {cut_off:,} nodes whose in-weights, with the added "
-            f"loop, sum to 0 or less",
-            "sage": f"sage divides by the sum of a node's in-weights, which is 0 at {zero:,} nodes (their mean is 0) "
-            f"and negative at {below:,}",
-        }
-        if negative:
-            lines.append(f"warning: {negative:,} edge weights are negative; {effect[config.model]}")
-    return lines
-
-
-def _plan_line(trainer: Trainer) -> str:
-    config, part, model = trainer.config, trainer.part, trainer.model
-    if not isinstance(model, GNN):
-        rows = "as the model's layers ask"
-    else:
-        rows = "halo rows" if config.plan == "halo" or model.uses == "halo" else "minimum-cover rows"
-    if not config.prune:
-        pruned = "not pruned (--no-prune)"
-    elif part.training is None:
-        pruned = "not pruned: the model does not declare num_layers"
-    else:
-        whole = [layer for layer, (_, complete) in enumerate(part.training) if complete]
-        shares = part.world.gather_vector([plan.n_out for plan, _ in part.training]).sum(0) / part.num_nodes_global
-        pruned = "nodes computed by layer " + ", ".join(f"{share:.0%}" for share in shares.tolist())
-        if config.norm == "batch" and len(whole) > 1:
-            pruned += " (batch norm needs every node below it)"
-    return f"exchange: {rows}; layer 0 {part.input.mode}; {pruned}"
-
-
-def _config_record(folder: Path, manifest: Manifest, trainer: Trainer) -> dict[str, Any]:
-    config, world = trainer.config, trainer.world
-    return config.as_dict() | {
-        "shards": str(folder.resolve()),
-        "build_id": manifest.build_id,
-        "graph": manifest.graph,
-        "partition": manifest.partition,
-        "model_name": trainer.model_name,
-        "features": trainer.part.x.shape[1],
-        "learned_features": 0 if trainer.table is None else trainer.table.shape[1],
-        "edge_features_used": trainer.model.edge_dim if isinstance(trainer.model, GNN) else 0,
-        "graph_id": manifest.graph_id,
-        "outputs": trainer.target.outputs,
-        "task": trainer.target.task,
-        "metric": trainer.target.metric,
-        "layer0": trainer.part.input.mode,
-        "ranks": world.size,
-        "device": world.device.type,
-        "threads": torch.get_num_threads(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-    }
-
-
-def _peak_memory(world: World) -> int:
-    """Bytes: the device's peak on a GPU, the process's peak resident set otherwise."""
-    if world.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(world.device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _print_summary(summary: dict[str, Any], folder: Path, console: Console) -> None:
-    metric = summary["metric"]
-    scores = ", ".join(
-        f"{split} {metric} {show(metric, summary[split][metric])}" for split in ("val", "test") if summary[split]
-    )
-    if summary["stopped_by"]:
-        console.print(
-            f"stopped after {summary['epochs']} epochs: {summary['stopped_by']}", highlight=False, soft_wrap=True
-        )
-    console.print(
-        f"best epoch {summary['best_epoch'] + 1} of {summary['epochs']}: {scores}\n"
-        f"{summary['seconds_per_epoch']:.3g} s an epoch (median), {summary['bytes_sent_per_epoch'] / 1e6:.3g} MB of "
-        f"boundary rows sent an epoch, peak memory {summary['peak_memory_bytes'] / 2**20:,.0f} MiB a rank\n"
-        f"run folder: {folder}",
-        highlight=False,
-        soft_wrap=True,
-    )

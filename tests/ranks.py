@@ -113,7 +113,7 @@ class RankPool:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__, "fullgraph.trainer"])
+        context.set_forkserver_preload([__name__, "fullgraph.loop"])
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for r in range(MAX_RANKS):

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullgraph.config import TrainConfig
+from fullgraph.loading import load_shard
 from fullgraph.models import build_model, edge_features_used
 from fullgraph.propagate import sum_over_ranks
-from fullgraph.trainer import Trainer, load_shard, make_trainer
+from fullgraph.trainer import Trainer, make_trainer
 from fullgraph.view import LayerView, Pass, make_part
 from fullgraph.world import World
 from partition_tools.assign import Assignment

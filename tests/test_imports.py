@@ -32,7 +32,8 @@ TORCH_LAYERS = (
         "view",
         "models",
     ),
-    *("metrics", "runlog", "profile", "trainer", "inference", "launch", "demo", "__main__"),
+    *("loading", "metrics", "runlog", "profile", "signals", "stopping", "trainer", "describe", "loop", "inference"),
+    *("launch", "demo", "__main__"),
 )
 LAYERS = (*NUMPY_LAYERS, *TORCH_LAYERS)
 

@@ -17,7 +17,7 @@ from sklearn.metrics import confusion_matrix
 
 from fullgraph.config import TrainConfig
 from fullgraph.inference import evaluate, predict
-from fullgraph.trainer import train
+from fullgraph.loop import train
 from fullgraph.world import RankError, World
 from partition_tools import Graph, build, load, partition
 from tests.ranks import RankPool

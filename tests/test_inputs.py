@@ -26,8 +26,10 @@ from fullgraph.hdf5 import FormatError
 from fullgraph.induced import induced_shard
 from fullgraph.inference import evaluate, load_trained, predict
 from fullgraph.learned import initial_table
+from fullgraph.loading import load_shard
+from fullgraph.loop import train
 from fullgraph.shards import Shard, part_name, read_manifest, read_shard
-from fullgraph.trainer import load_shard, make_trainer, train
+from fullgraph.trainer import make_trainer
 from fullgraph.view import LayerView, Pass, make_part
 from fullgraph.world import RankError, World
 from partition_tools.builder import build

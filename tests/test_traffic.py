@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from fullgraph.config import TrainConfig
+from fullgraph.loading import load_shard
 from fullgraph.reach import PRUNE_SHARE
-from fullgraph.trainer import load_shard, make_trainer
+from fullgraph.trainer import make_trainer
 from fullgraph.world import World
 from partition_tools.assign import Assignment
 from partition_tools.builder import build

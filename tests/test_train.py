@@ -23,9 +23,11 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from fullgraph.config import TrainConfig
+from fullgraph.loading import load_shard
+from fullgraph.loop import train
 from fullgraph.runlog import RunLog
 from fullgraph.shards import part_name, read_manifest
-from fullgraph.trainer import load_shard, make_trainer, train
+from fullgraph.trainer import make_trainer
 from fullgraph.world import RankError, World
 from partition_tools.builder import build
 from partition_tools.graph import Graph

@@ -1,0 +1,145 @@
+"""What a run says of itself: the lines at its start and end, and config.json."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from fullgraph.models import GNN
+from fullgraph.runlog import show
+from fullgraph.shards import Manifest
+from fullgraph.trainer import Trainer
+from fullgraph.world import World
+
+
+def headline(trainer: Trainer, manifest: Manifest) -> str:
+    model, world, target = trainer.model, trainer.world, trainer.target
+    count = sum(p.numel() for p in model.parameters())
+    facts = manifest.graph
+    table = (
+        "" if trainer.table is None else f" and a learned table of {facts['num_nodes']:,} x {trainer.table.shape[1]}"
+    )
+    return (
+        f"{facts.get('name')}: {facts.get('num_nodes'):,} nodes, {facts.get('num_edges'):,} edges in {manifest.parts} "
+        f"part{'s' if manifest.parts > 1 else ''} by {manifest.partition.get('method')}\n"
+        f"{trainer.model_name} of {count:,} parameters{table}, {target.task}, best epoch by validation "
+        f"{target.metric}\n"
+        f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device.type}, {torch.get_num_threads()} compute "
+        f"thread{'s' if torch.get_num_threads() > 1 else ''} each\n"
+        + "\n".join([_plan_line(trainer), *_notes(trainer)])
+    )
+
+
+def _notes(trainer: Trainer) -> list[str]:
+    """Lines on what is not as usual (a collective)."""
+    config, part, model, world = trainer.config, trainer.part, trainer.model, trainer.world
+    graph, lines = part.whole.graph, []
+    if config.inductive:
+        nodes, edges = world.gather_vector([graph.n, part.whole.num_edges]).sum(0).to(torch.int64).tolist()
+        lines.append(
+            f"inductive: trains on the {nodes:,} training nodes and the {edges:,} edges between them, evaluates on the "
+            f"whole graph"
+        )
+    if graph.edge_x is not None:
+        if not isinstance(model, GNN):
+            use = "for the model's layers to take (view.edge_x)"
+        elif model.edge_dim:
+            use = "used by attention"
+        else:
+            use = f"not used {'(--no-edge-features)' if config.model == 'gat' else f'by {config.model}'}"
+        lines.append(f"edge features: {graph.edge_x.shape[1]} an edge, {use}")
+    if graph.edge_weight is not None and isinstance(model, GNN) and config.model in ("gcn", "sage"):
+        in_weight, scale = part.degrees.in_weight.cpu().numpy()[:, 0], part.degrees.gcn_scale.cpu().numpy()[:, 0]
+        found = (
+            graph.edge_weight < 0,
+            scale == 0,
+            (in_weight == 0) & (np.diff(graph.indptr) > 0),
+            in_weight < 0,
+        )
+        counts = world.gather_vector([int(np.count_nonzero(each)) for each in found]).sum(0)
+        negative, cut_off, zero, below = counts.to(torch.int64).tolist()
+        effect = {
+            "gcn": f"gcn leaves out the messages from and to the {cut_off:,} nodes whose in-weights, with the added "
+            f"loop, sum to 0 or less",
+            "sage": f"sage divides by the sum of a node's in-weights, which is 0 at {zero:,} nodes (their mean is 0) "
+            f"and negative at {below:,}",
+        }
+        if negative:
+            lines.append(f"warning: {negative:,} edge weights are negative; {effect[config.model]}")
+    return lines
+
+
+def _plan_line(trainer: Trainer) -> str:
+    config, part, model = trainer.config, trainer.part, trainer.model
+    if not isinstance(model, GNN):
+        rows = "as the model's layers ask"
+    else:
+        rows = "halo rows" if config.plan == "halo" or model.uses == "halo" else "minimum-cover rows"
+    if not config.prune:
+        pruned = "not pruned (--no-prune)"
+    elif part.training is None:
+        pruned = "not pruned: the model does not declare num_layers"
+    else:
+        whole = [layer for layer, (_, complete) in enumerate(part.training) if complete]
+        shares = part.world.gather_vector([plan.n_out for plan, _ in part.training]).sum(0) / part.num_nodes_global
+        pruned = "nodes computed by layer " + ", ".join(f"{share:.0%}" for share in shares.tolist())
+        if config.norm == "batch" and len(whole) > 1:
+            pruned += " (batch norm needs every node below it)"
+    return f"exchange: {rows}; layer 0 {part.input.mode}; {pruned}"
+
+
+def config_record(folder: Path, manifest: Manifest, trainer: Trainer) -> dict[str, Any]:
+    config, world = trainer.config, trainer.world
+    return config.as_dict() | {
+        "shards": str(folder.resolve()),
+        "build_id": manifest.build_id,
+        "graph": manifest.graph,
+        "partition": manifest.partition,
+        "model_name": trainer.model_name,
+        "features": trainer.part.x.shape[1],
+        "learned_features": 0 if trainer.table is None else trainer.table.shape[1],
+        "edge_features_used": trainer.model.edge_dim if isinstance(trainer.model, GNN) else 0,
+        "graph_id": manifest.graph_id,
+        "outputs": trainer.target.outputs,
+        "task": trainer.target.task,
+        "metric": trainer.target.metric,
+        "layer0": trainer.part.input.mode,
+        "ranks": world.size,
+        "device": world.device.type,
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+    }
+
+
+def peak_memory(world: World) -> int:
+    """Bytes: the device's peak on a GPU, the process's peak resident set otherwise."""
+    if world.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(world.device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def print_summary(summary: dict[str, Any], folder: Path, console: Console) -> None:
+    metric = summary["metric"]
+    scores = ", ".join(
+        f"{split} {metric} {show(metric, summary[split][metric])}" for split in ("val", "test") if summary[split]
+    )
+    if summary["stopped_by"]:
+        console.print(
+            f"stopped after {summary['epochs']} epochs: {summary['stopped_by']}", highlight=False, soft_wrap=True
+        )
+    console.print(
+        f"best epoch {summary['best_epoch'] + 1} of {summary['epochs']}: {scores}\n"
+        f"{summary['seconds_per_epoch']:.3g} s an epoch (median), {summary['bytes_sent_per_epoch'] / 1e6:.3g} MB of "
+        f"boundary rows sent an epoch, peak memory {summary['peak_memory_bytes'] / 2**20:,.0f} MiB a rank\n"
+        f"run folder: {folder}",
+        highlight=False,
+        soft_wrap=True,
+    )
