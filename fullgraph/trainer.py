@@ -32,6 +32,7 @@ from fullgraph.cost import (
     layer0_seconds,
     layer_ledger,
 )
+from fullgraph.finite import FEATURES, first_gradient_not_finite, first_not_finite
 from fullgraph.gather import gather_in_order
 from fullgraph.induced import induced_shard
 from fullgraph.kernels import SparseRows
@@ -125,14 +126,16 @@ class Trainer:
         meter = self.world.meter
         meter.step = epoch
         sent, waited = meter.bytes_sent, meter.seconds
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
         share = self.gradients(epoch)
-        stats = self.world.gather_vector([share, meter.bytes_sent - sent, stop])
+        finite = all(bool(p.grad.isfinite().all()) for p in self.learnt if p.grad is not None)
+        stats = self.world.gather_vector([share, meter.bytes_sent - sent, stop, finite])
         loss = float(stats[:, 0].sum())
-        if not math.isfinite(loss):
-            raise RankError(
-                f"train: the loss of epoch {epoch + 1} is {loss}; try a smaller --lr (now {self.config.lr:g}), or "
-                f"--clip 1"
-            )
+        if not math.isfinite(loss) or not stats[:, 3].all():
+            why = self._why_not_finite(epoch, loss)
+            for buffer, kept in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(kept)
+            raise RankError(why)  # with the state as it was before the step
         if self.config.clip is not None:
             self._clip(self.config.clip)
         self.optimizer.step()
@@ -146,6 +149,16 @@ class Trainer:
             "bytes_sent": int(stats[:, 1].sum()),
         }
         return record, float(stats[:, 2].max())
+
+    def _why_not_finite(self, epoch: int, loss: float) -> str:
+        remedy = f"try a smaller --lr (now {self.config.lr:g}), or --clip 1"
+        if math.isfinite(loss):
+            place = first_gradient_not_finite(self.model)
+            return f"train: a gradient of epoch {epoch + 1} is not finite; {place}; {remedy}"
+        place = first_not_finite(self.model, self.part, Pass(training=True, seed=self.config.seed, step=epoch))
+        if FEATURES in place:
+            remedy = "build the shards again from features that are finite, or with --nan zero"
+        return f"train: the loss of epoch {epoch + 1} is {loss}; {place}; {remedy}"
 
     def evaluate(self) -> Scores:
         scores = score(self.whole, self.target, self.y, run_model(self.model, self.whole))

@@ -73,6 +73,11 @@ class Meter:
         self._now, self._since, self._seconds = tag, now, self.seconds
 
     @property
+    def layer(self) -> int | None:
+        """The layer that is at work; None outside layers."""
+        return None if self._now[0] == WHOLE else self._now[0]
+
+    @property
     def where(self) -> str:
         """The place in the run, for a person, to whom the first epoch is 1."""
         layer, what = self._now

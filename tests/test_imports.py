@@ -32,8 +32,8 @@ TORCH_LAYERS = (
         "view",
         "models",
     ),
-    *("loading", "metrics", "runlog", "profile", "signals", "stopping", "trainer", "describe", "loop", "inference"),
-    *("launch", "demo", "__main__"),
+    *("loading", "metrics", "finite", "runlog", "profile", "signals", "stopping", "trainer", "describe", "loop"),
+    *("inference", "launch", "demo", "__main__"),
 )
 LAYERS = (*NUMPY_LAYERS, *TORCH_LAYERS)
 

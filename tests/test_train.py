@@ -609,7 +609,10 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_and_keeps_the_best(
     found = ranks.run(2, train_here, [shards[2]], tmp_path / "run", options)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     epochs = summary["epochs"]
-    text = f"train: the loss of epoch {epochs + 1} is nan; try a smaller --lr (now 1e+30), or --clip 1"
+    text = (
+        f"train: the loss of epoch {epochs + 1} is nan; the first not to be finite is the output of layer 1, convs.1 "
+        f"(GCNConv); try a smaller --lr (now 1e+30), or --clip 1"
+    )
     assert found == [text] * 2
     assert summary["stopped_by"] == text
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == epochs >= 1
@@ -621,8 +624,56 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_and_keeps_the_best(
 def test_a_loss_that_is_not_finite_at_once(ranks: RankPool, damaged: Path, tmp_path: Path) -> None:
     change(damaged, 0, put("features/x", (slice(None), 0), np.nan))
     found = ranks.run(2, train_here, [damaged], tmp_path / "run", config())
-    assert found == ["train: the loss of epoch 1 is nan; try a smaller --lr (now 0.05), or --clip 1"] * 2
+    text = (
+        "train: the loss of epoch 1 is nan; the first not to be finite is the node features on rank 0; build the "
+        "shards again from features that are finite, or with --nan zero"
+    )
+    assert found == [text] * 2
     assert not (tmp_path / "run" / "best.pt").exists()
+
+
+class Rooted(Deep):
+    """The square root of 0 has no finite derivative."""
+
+    def forward(self, x: Tensor, views: Any) -> Tensor:
+        x = views[0].propagate(self.first(x), "mean")
+        root = (0 * x).sqrt() if views[0].this_pass.step >= 2 else 0
+        return self.second(views[1].propagate(x + root, "gcn"))
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_were(
+    ranks: RankPool, shards: dict[int, Path], tmp_path: Path
+) -> None:
+    found = ranks.run(2, train_here, [shards[2]], tmp_path / "run", config(), Rooted)
+    text = (
+        "train: a gradient of epoch 3 is not finite; backward, the first not to be finite is that of first.bias; try "
+        "a smaller --lr (now 0.05), or --clip 1"
+    )
+    assert found == [text] * 2
+    last = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
+    assert last["epoch"] == 1
+    assert all(bool(value.isfinite().all()) for value in last["model"].values())
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_weights_that_are_not_finite_are_named_and_statistics_kept(
+    ranks: RankPool, shards: dict[int, Path], norm: str
+) -> None:
+    for weight, statistics in ranks.run(2, broken_step, shards[2], config(norm=norm)):
+        assert "the loss of epoch 5 is nan; the first not to be finite is the weight convs.1.weight (layer 1)" in weight
+        assert statistics
+
+
+def broken_step(world: World, folder: Path, options: TrainConfig) -> tuple[str, bool]:
+    _, shard = load_shard(folder, world)
+    trainer = make_trainer(shard, options, world)
+    model: Any = trainer.model
+    with torch.no_grad():
+        model.convs[1].weight[0, 0] = torch.nan
+    before = [buffer.clone() for buffer in model.buffers()]
+    with pytest.raises(RankError) as error:
+        trainer.step(4)
+    return str(error.value), all(map(torch.equal, before, model.buffers()))
 
 
 # --------------------------------------------------------------------------------------------- what a person watches
