@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
+
+from fullgraph.config import TrainConfig
 
 Tag = tuple[int, str]
 """(layer, "forward" or "backward")"""
@@ -121,3 +123,235 @@ def layer0_bytes(shape: InputShape) -> dict[Layer0, int]:
     """Memory that each way holds over the run."""
     row = shape.features * shape.itemsize
     return {"exchange": 0, "keep": (shape.rows + shape.halo) * row, "once": shape.rows * row}
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRows:
+    """Counts of one layer of a rank's training step."""
+
+    n_in: int
+    """Rows in."""
+    n_out: int
+    """Rows out."""
+    edges: int
+    """In-edges of the rows out, cut ones included."""
+    halo: int
+    """Halo nodes among their sources."""
+    sent: int
+    """Message rows to other ranks."""
+    received: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRows:
+    """Counts of one rank that its memory hangs on."""
+
+    owned: int
+    halo: int
+    edges: int
+    """In-edges of owned nodes."""
+    layers: tuple[LayerRows, ...]
+    """In training, pruned or not."""
+    train: int = 0
+    """Training nodes."""
+    stored_features: int | None = None
+    """Values of sparse features; None where they are dense."""
+    weighted: bool = False
+    edge_features: int = 0
+
+    @classmethod
+    def unpruned(cls, *, owned: int, halo: int, edges: int, sent: int, received: int, layers: int, **rest: Any) -> Self:
+        """The counts where every layer computes every node."""
+        layer = LayerRows(n_in=owned, n_out=owned, edges=edges, halo=halo, sent=sent, received=received)
+        return cls(owned=owned, halo=halo, edges=edges, layers=(layer,) * layers, **rest)
+
+
+_GRAPH_EDGE, _GRAPH_NODE, _GRAPH_HALO = 16, 32, 24
+"""Bytes of a rank's structure: int64 ids of an edge and its source; order, position, id and offset of a node; id, owner
+and index of a halo node."""
+_TRAINED_EDGE = {"gcn": 44, "sage": 36, "gin": 20, "gat": 40}
+"""Bytes an edge of a plan's matrices: pattern, rows, scales, and the transpose with its order."""
+_EVALUATED_EDGE = {"gcn": 20, "sage": 12, "gin": 4, "gat": 28}
+"""The same without the transpose."""
+_TRAINED_ROW = {"gcn": 52, "sage": 16, "gin": 12, "gat": 36}
+"""Bytes a row of a plan's matrices: offsets, and for gcn and gat the loop that is added."""
+
+
+def memory_by_tensor(
+    config: TrainConfig,
+    rank: RankRows,
+    *,
+    features: int,
+    outputs: int,
+    layer0: Layer0 = "exchange",
+    learned: bool = False,
+) -> dict[str, int]:
+    """Bytes that a rank holds at the peak of a training step or an evaluation, by tensor; their sum is that peak.
+
+    For the layers of ``fullgraph.models``, as ``config`` asks for them. What autograd keeps for backward is named by
+    layer. ``working rows`` are the most that a layer needs for the time of its own work, forward or backward, beyond
+    what is kept; ``exchange`` are the message rows on their way. The process itself (Python, torch) and what it needs
+    while it loads (`loading_bytes`) are not in it. ``learned``: the features are a table that training learns.
+    """
+    size = 8 if config.dtype == "float64" else 4
+    widths = [features] + [config.hidden] * (config.layers - 1) + [outputs]
+    weights = _weights(config, widths, rank.edge_features) * size
+    sparse = rank.stored_features is not None
+    table = rank.owned * features * size if learned else 0
+    states = 1 if config.optimizer == "sgd" else 2
+    held: dict[str, int] = {
+        "weights": weights,
+        "gradients": 2 * weights + table,
+        "optimiser state": states * (weights + table),
+        "features": (
+            rank.owned * features * size if rank.stored_features is None else rank.stored_features * (20 + size)
+        ),
+        "labels and masks": rank.owned * 11,
+        "graph": _GRAPH_EDGE * rank.edges
+        + _GRAPH_NODE * rank.owned
+        + _GRAPH_HALO * rank.halo
+        + rank.edges * (8 * rank.weighted + 2 * size * rank.edge_features),
+        "matrices": _matrices(config.model, rank, size),
+    }
+    if layer0 != "exchange" and not sparse:
+        rows = rank.owned if layer0 == "once" else rank.layers[0].n_in + rank.layers[0].halo
+        held["features aggregated" if layer0 == "once" else "features of halo nodes"] = rows * features * size
+    kept: dict[str, int] = {}
+    peak = exchange = 0
+    for layer, rows in enumerate(rank.layers):
+        step = _layer(config, widths, layer, rows, size, "exchange" if sparse else layer0, sparse)
+        peak = max(peak, sum(kept.values()) + step.forward)
+        kept |= {f"layer {layer} {name}": value for name, value in step.kept.items()}
+        peak = max(peak, sum(kept.values()) + step.backward)
+        exchange = max(exchange, step.exchange)
+    peak = max(peak, sum(kept.values()) + 4 * rank.train * outputs * size)
+    every = RankRows.unpruned(
+        owned=rank.owned,
+        halo=rank.halo,
+        edges=rank.edges,
+        sent=rank.layers[0].sent,
+        received=rank.layers[0].received,
+        layers=config.layers,
+    )
+    for layer, rows in enumerate(every.layers):  # evaluation keeps nothing but the input of the layer at work
+        step = _layer(config, widths, layer, rows, size, "exchange" if sparse else layer0, sparse)
+        entered = rows.n_in * widths[layer] * size if layer else 0
+        peak = max(peak, entered + step.forward + step.kept.get("attention", 0) + step.kept.get("aggregate", 0))
+    held |= kept
+    held["working rows"] = peak - sum(kept.values())
+    held["exchange"] = min(exchange, 2 * config.exchange_bytes)
+    return {name: value for name, value in held.items() if value}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LayerBytes:
+    kept: dict[str, int]
+    """For backward."""
+    forward: int
+    """At work beyond what is kept, at most."""
+    backward: int
+    exchange: int
+
+
+def _layer(
+    config: TrainConfig, widths: Sequence[int], layer: int, rows: LayerRows, size: int, layer0: Layer0, sparse: bool
+) -> _LayerBytes:
+    """What `fullgraph.models` and `fullgraph.propagate` hold for one layer."""
+    a, b, last = widths[layer], widths[layer + 1], layer == len(widths) - 2
+    n_in, n_out, messages = rows.n_in * size, rows.n_out * size, (rows.sent + rows.received) * size
+    first = layer == 0
+    kept: dict[str, int] = {}
+    if not first:
+        kept["input"] = n_in * a
+    elif config.input_dropout and not sparse:
+        kept["input"] = (n_in + (rows.halo * size if layer0 == "keep" else 0)) * a
+    needs_grad = not first  # the features' own gradient is not wanted
+    if not last and config.norm != "none":
+        kept["normalised"] = n_out * b
+    if not last and layer and config.residual:
+        kept["residual"] = n_out * b
+    if config.model == "gat":
+        return _attention_layer(config, kept, a, b, last, rows, size, first and layer0 == "keep", needs_grad)
+    once = first and layer0 == "once" and not config.input_dropout
+    here = first and layer0 == "keep"
+    map_first = b <= a or (first and sparse)
+    if config.model == "gin":
+        kept["hidden rows"] = n_out * b
+    outs = {"gcn": 2, "sage": 3, "gin": 4}[config.model] * n_out * b
+    if once:
+        return _LayerBytes(kept=kept, forward=outs, backward=2 * n_out * b, exchange=0)
+    source = n_in + (rows.halo * size if here else 0)
+    width = b if map_first else a
+    exchange = 0 if here else messages * width
+    if map_first:
+        forward = max(source * b + n_out * b, outs)
+        backward = n_out * b + source * b + (n_in * a if needs_grad else 0)
+    else:
+        kept["aggregate"] = n_out * a
+        forward = outs
+        backward = n_out * (a + b) + (n_in * a if needs_grad else 0)
+    if config.model != "gcn" and needs_grad:  # a second path to the same input
+        backward += n_out * a
+    return _LayerBytes(kept=kept, forward=forward, backward=backward, exchange=exchange)
+
+
+def _attention_layer(
+    config: TrainConfig,
+    kept: dict[str, int],
+    a: int,
+    b: int,
+    last: bool,
+    rows: LayerRows,
+    size: int,
+    here: bool,
+    needs_grad: bool,
+) -> _LayerBytes:
+    heads = config.out_heads if last else config.heads
+    w = b * heads if last else b
+    entries = (rows.edges + rows.n_out) * heads
+    known, n_in, n_out = (rows.n_in + rows.halo) * size, rows.n_in * size, rows.n_out * size
+    kept["attention"] = 2 * known * w + entries * (size + 1 + bool(config.dropout))
+    if not last:
+        kept["output"] = n_out * w
+    forward = max(n_in * w + known * w, 2 * entries * size + 2 * n_out * w)
+    backward = 2 * n_out * w + known * w + 3 * entries * size
+    if needs_grad:
+        backward = max(backward, known * w + n_in * w + n_in * a)
+    exchange = 0 if here else (rows.sent + rows.received) * w * size
+    return _LayerBytes(kept=kept, forward=forward, backward=backward, exchange=exchange)
+
+
+def _weights(config: TrainConfig, widths: Sequence[int], edge_features: int) -> int:
+    """Parameters of the stack."""
+    total = 0
+    for layer, (a, b) in enumerate(itertools.pairwise(widths)):
+        last = layer == len(widths) - 2
+        if config.model == "gat":
+            w = b * config.out_heads if last else b
+            total += w * (a + 2 + (edge_features + 1 if edge_features else 0)) + b
+        else:
+            total += {"gcn": a * b, "sage": 2 * a * b, "gin": (a + b + 1) * b}[config.model] + b
+        if not last:
+            total += {"none": 0, "layer": 2 * b, "batch": b}[config.norm]
+    return total
+
+
+def _matrices(model: str, rank: RankRows, size: int) -> int:
+    """Matrices of the distinct plans: those of training, and that of evaluation where it is not among them."""
+    total = 0
+    for rows in set(rank.layers):
+        total += rows.edges * (_TRAINED_EDGE[model] + 2 * size * rank.weighted) + rows.n_out * _TRAINED_ROW[model]
+        total += 24 * (rows.sent + rows.received)
+    if all(rows.n_in < rank.owned or rows.n_out < rank.owned for rows in rank.layers):
+        total += rank.edges * (_EVALUATED_EDGE[model] + size * rank.weighted) + rank.owned * _TRAINED_ROW[model] // 2
+    return total
+
+
+def loading_bytes(rank: RankRows, held: dict[str, int], shard: int) -> int:
+    """Bytes at the peak of loading and planning, given `memory_by_tensor` and the bytes of the shard's file: the shard,
+    what stays of it, and the temporary arrays that plans are made with."""
+    stays = sum(held.get(name, 0) for name in ("features", "labels and masks", "graph", "matrices"))
+    return shard + stays + 48 * rank.edges

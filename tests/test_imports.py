@@ -14,10 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 FULLGRAPH, PARTITION_TOOLS = ROOT / "fullgraph", ROOT / "partition_tools"
 
 # A module of fullgraph imports only modules named before it.
-NUMPY_LAYERS = ("files", "hdf5", "shards", "cut", "cost")
+NUMPY_LAYERS = ("files", "hdf5", "shards", "cut", "config", "cost")
 TORCH_LAYERS = (
     *(
-        "config",
         "world",
         "dropout",
         "gather",
