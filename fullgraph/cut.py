@@ -10,9 +10,9 @@ q receives from p are the same number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -22,6 +22,12 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_bipartite_matching
 from fullgraph.shards import Shard
 
 Ids = NDArray[np.integer[Any]]
+Blocks: TypeAlias = Iterable[tuple[Ids, Ids]]
+"""The edges of a graph as blocks (src, dst) of global ids, gone through several times. All in-edges of a part's nodes
+are in one block: one block may hold them all, or each part's shard be a block of its own."""
+
+PRUNE_SHARE = 0.05
+"""A layer is pruned where that saves at least this share of its rows over all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -250,3 +256,132 @@ def _koenig(source: Ids, target: Ids, sources: int, targets: int) -> tuple[NDArr
     reached = np.zeros(root + 1, np.bool_)
     reached[breadth_first_order(paths, root, return_predecessors=False)] = True
     return ~reached[:sources], reached[sources:root]
+
+
+# ------------------------------------------------------------------------------------------------- layers of training
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerCounts:
+    """What the P parts compute and send in one layer of a training step, forward; backward sends the same rows back."""
+
+    inputs: NDArray[np.int64]
+    """[P] rows taken: those that the layer before computes."""
+    rows: NDArray[np.int64]
+    """[P] rows computed."""
+    edges: NDArray[np.int64]
+    """[P] in-edges of these rows."""
+    halo: NDArray[np.int64]
+    """[P, P] rows that p (axis 0) sends q (axis 1), one for each halo node that a computed row needs."""
+    cover: NDArray[np.int64]
+    """[P, P] the same by the fewest rows, a minimum cover."""
+
+
+def label_reach(blocks: Blocks, train: NDArray[np.bool_], depth: int) -> NDArray[np.int16]:
+    """[N] edges on the shortest directed path to a training node, ``depth + 1`` where it has more than ``depth``.
+
+    ``train`` is [N]. Goes through the blocks ``depth`` times; memory is a byte an edge of a block.
+    """
+    reach = np.full(train.shape[0], depth + 1, np.int16)
+    reach[train] = 0
+    for level in range(depth):
+        for src, dst in blocks:
+            source = src[reach[dst] == level]
+            reach[source[reach[source] > level + 1]] = level + 1
+    return reach
+
+
+def whole_boundaries(needed: Sequence[int], nodes: int, whole_layers: int = 0) -> tuple[bool, ...]:
+    """Whether all nodes have rows at each of the L + 1 boundaries of L layers, of which boundary l is layer l's input.
+
+    ``needed`` [L + 1] are the nodes that boundary l must have: those with a reach of at most L - l. A boundary that
+    leaves out less than ``PRUNE_SHARE`` of the nodes keeps all, and so does every one below it. The first
+    ``whole_layers`` layers give all nodes.
+    """
+    whole = [0 < layer <= whole_layers or nodes - count < PRUNE_SHARE * nodes for layer, count in enumerate(needed)]
+    return tuple(any(whole[layer:]) for layer in range(len(whole)))
+
+
+def layer_counts(
+    blocks: Blocks,
+    part: Ids,
+    parts: int,
+    layers: int,
+    *,
+    reach: NDArray[np.int16] | None = None,
+    whole_layers: int = 0,
+) -> tuple[LayerCounts, ...]:
+    """Counts of each of ``layers`` layers under ``part`` [N], equal to what ranks then measure.
+
+    ``reach`` is that of `label_reach` with ``depth=layers``; None where nothing is pruned. Memory is a few arrays of
+    the length of the cut, and N * parts bytes where that is less than the cut.
+    """
+    nodes = part.shape[0]
+    whole = (True,) * (layers + 1)
+    if reach is not None:
+        needed = [int(np.count_nonzero(reach <= layers - layer)) for layer in range(layers + 1)]
+        whole = whole_boundaries(needed, nodes, whole_layers)
+    # A boundary has the nodes with a reach of at most its limit, or all.
+    limits = [None if whole[layer] else layers - layer for layer in range(layers + 1)]
+    computed = [np.bincount(part if k is None or reach is None else part[reach <= k], minlength=parts) for k in limits]
+    found = {limit: _Crossing.none(parts) for limit in limits[1:]}
+    for src, dst in blocks:
+        crosses = part[src] != part[dst]
+        cut_src, cut_dst = src[crosses], dst[crosses]
+        for limit, count in found.items():
+            u, v, ends = cut_src, cut_dst, dst
+            if limit is not None:
+                assert reach is not None
+                kept = reach[cut_dst] <= limit
+                u, v, ends = cut_src[kept], cut_dst[kept], dst[reach[dst] <= limit]
+            halo, cover = crossing_rows(u, v, part, parts)
+            found[limit] = _Crossing(
+                count.edges + np.bincount(part[ends], minlength=parts), count.halo + halo, count.cover + cover
+            )
+    return tuple(
+        LayerCounts(inputs=computed[layer], rows=computed[layer + 1], **found[limits[layer + 1]]._asdict())
+        for layer in range(layers)
+    )
+
+
+class _Crossing(NamedTuple):
+    edges: NDArray[np.int64]
+    halo: NDArray[np.int64]
+    cover: NDArray[np.int64]
+
+    @classmethod
+    def none(cls, parts: int) -> _Crossing:
+        return cls(*(np.zeros(shape, np.int64) for shape in ((parts,), (parts, parts), (parts, parts))))
+
+
+def crossing_rows(src: Ids, dst: Ids, part: Ids, parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[P, P] rows that p sends q for the cut edges ``src[i] -> dst[i]``: (one a halo node, a minimum cover).
+
+    The cover of a pair of parts is as large as the maximum matching of its cut edges (Koenig); all pairs together are
+    one block-diagonal bipartite graph of (source, receiver) and (sender, destination).
+    """
+    nodes = part.shape[0]
+    sources, source = _numbered(src, part[dst], nodes, parts)
+    owner = part[sources // parts].astype(np.int64)
+    pair = owner * parts + sources % parts
+    halo = np.bincount(pair, minlength=parts**2).reshape(parts, parts)
+    if src.shape[0] == 0:
+        return halo, halo.copy()
+    targets, target = _numbered(dst, part[src], nodes, parts)
+    graph = sp.csr_array((np.ones(src.shape[0], np.int8), (source, target)), shape=(sources.shape[0], targets.shape[0]))
+    matched = maximum_bipartite_matching(graph, perm_type="column") >= 0
+    return halo, np.bincount(pair[matched], minlength=parts**2).reshape(parts, parts)
+
+
+def _numbered(node: Ids, other: Ids, nodes: int, parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(Distinct keys ``node * parts + other`` ascending, the place of each given pair among them)."""
+    key = node.astype(np.int64) * parts + other
+    if nodes * parts > 4 * key.shape[0]:
+        distinct, place = np.unique(key, return_inverse=True)
+        return distinct, place
+    seen = np.zeros(nodes * parts, np.bool_)
+    seen[key] = True
+    distinct = np.flatnonzero(seen)
+    number = np.empty(nodes * parts, np.int64)
+    number[distinct] = np.arange(distinct.shape[0])
+    return distinct, number[key]

@@ -13,11 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fullgraph.cut import whole_boundaries
 from fullgraph.shards import Array, Shard
 from fullgraph.world import World
-
-PRUNE_SHARE = 0.05
-"""A layer is pruned where that saves at least this share of its rows over all ranks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,10 +123,6 @@ def needed(
     """
     n = reach.shape[0]
     prefix = [int(np.count_nonzero(reach <= depth - layer)) for layer in range(depth + 1)]
-    everything, *pruned = world.gather_vector([n, *prefix]).sum(0).tolist()
-    whole = [
-        0 < layer <= whole_layers or everything - pruned[layer] < PRUNE_SHARE * everything for layer in range(depth + 1)
-    ]
-    # The prefix grows towards layer 0: what is whole at a layer is whole below it.
-    whole = [any(whole[layer:]) for layer in range(depth + 1)]
-    return tuple(n if w else p for w, p in zip(whole, prefix, strict=True)), tuple(whole)
+    everything, *of_all = world.gather_vector([n, *prefix]).sum(0).tolist()
+    whole = whole_boundaries(of_all, everything, whole_layers)
+    return tuple(n if w else p for w, p in zip(whole, prefix, strict=True)), whole

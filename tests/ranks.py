@@ -62,9 +62,10 @@ class _Rank:
 
 
 class RankPool:
-    """At most ``MAX_RANKS`` ranks; they start with the first job, and anew with the first after a failed one."""
+    """At most ``most`` ranks; they start with the first job, and anew with the first after a failed one."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_RANKS) -> None:
+        self._most = most
         self._ranks: list[_Rank] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._store: dist.TCPStore | None = None
@@ -74,8 +75,8 @@ class RankPool:
 
         Raises ``RankFailure`` where a rank raises, dies, or has no result within ``timeout`` seconds.
         """
-        if not 1 <= size <= MAX_RANKS:
-            raise ValueError(f"{size} ranks; expected 1 to {MAX_RANKS}")
+        if not 1 <= size <= self._most:
+            raise ValueError(f"{size} ranks; expected 1 to {self._most}")
         if not self._ranks:
             self._start()
         name = f"{function.__module__}:{function.__qualname__}"
@@ -116,15 +117,15 @@ class RankPool:
         context.set_forkserver_preload([__name__, "fullgraph.loop"])
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        for r in range(MAX_RANKS):
+        for r in range(self._most):
             stacks = Path(self._folder.name) / f"rank-{r}"
             ours, theirs = context.Pipe()
-            args = (r, self._store.port, theirs, str(stacks))
+            args = (r, self._most, self._store.port, theirs, str(stacks))
             process = context.Process(target=_serve, args=args, name=f"rank-{r}", daemon=True)
             process.start()
             theirs.close()
             self._ranks.append(_Rank(process, ours, stacks))
-        self._collect("start of the pool", MAX_RANKS, _START_SECONDS)
+        self._collect("start of the pool", self._most, _START_SECONDS)
 
     def close(self) -> None:
         """End the ranks; the next job starts new ones."""
@@ -139,13 +140,13 @@ class RankPool:
             self._folder = None
 
 
-def _serve(rank: int, port: int, pipe: Connection, stacks: str) -> None:
+def _serve(rank: int, most: int, port: int, pipe: Connection, stacks: str) -> None:
     """The life of a rank: join the others, then answer each job with (good, result or traceback)."""
     with open(stacks, "w") as file:
         faulthandler.register(signal.SIGUSR1, file)
         torch.set_num_threads(1)
         try:
-            worlds = _join(rank, port)
+            worlds = _join(rank, most, port)
             pipe.send_bytes(pickle.dumps((True, None)))
         except Exception:
             pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
@@ -163,13 +164,13 @@ def _serve(rank: int, port: int, pipe: Connection, stacks: str) -> None:
             pipe.send_bytes(answer)
 
 
-def _join(rank: int, port: int) -> Callable[[int], World]:
+def _join(rank: int, most: int, port: int) -> Callable[[int], World]:
     """Meet the other ranks over loopback; gives this rank's world of each size, with a fresh meter."""
     if any(name == "lo" for _, name in socket.if_nameindex()):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=MAX_RANKS, timeout=_COLLECTIVE_TIMEOUT)
-    groups = {size: dist.new_group(list(range(size)), timeout=_COLLECTIVE_TIMEOUT) for size in range(2, MAX_RANKS + 1)}
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=most, timeout=_COLLECTIVE_TIMEOUT)
+    groups = {size: dist.new_group(list(range(size)), timeout=_COLLECTIVE_TIMEOUT) for size in range(2, most + 1)}
 
     def world(size: int) -> World:
         if size == 1:
@@ -196,9 +197,9 @@ def _find(name: str) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def rank_pool() -> Iterator[RankPool]:
+def rank_pool(most: int = MAX_RANKS) -> Iterator[RankPool]:
     """A pool that ends with the block."""
-    pool = RankPool()
+    pool = RankPool(most)
     try:
         yield pool
     finally:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fullgraph.config import TrainConfig
+from fullgraph.cut import PRUNE_SHARE
 from fullgraph.loading import load_shard
-from fullgraph.reach import PRUNE_SHARE
 from fullgraph.trainer import make_trainer
 from fullgraph.world import World
 from partition_tools.assign import Assignment
