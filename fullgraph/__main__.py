@@ -136,6 +136,39 @@ class Demo:
         return run_demo(self.out, nodes=self.nodes, ranks=self.ranks, epochs=self.epochs)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Look at the installation, this host, a folder of shards and an exchange between two local ranks, and say what is
+    wrong; exit code 1 if anything is. Under torchrun: the exchange between its ranks.
+    """
+
+    folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[DIR]")] = None
+    """Folder of shards to look at, too, and whose file system to try; by default the current folder's."""
+    timeout: float = 60.0
+    """Seconds that a rank waits for another."""
+
+    def main(self) -> int:
+        from rich.console import Console
+
+        from fullgraph.doctor import examine, examine_exchange, show
+        from fullgraph.launch import launch_local, under_torchrun
+        from fullgraph.world import RankError
+
+        console = Console()
+        if under_torchrun():
+
+            def work(world: World) -> None:
+                if not show(examine_exchange(world), Console(quiet=world.rank != 0)):
+                    raise RankError("the exchange between the ranks brings wrong numbers")
+
+            return _on_ranks(self.folder or Path(), work, timeout=self.timeout)
+        good = show(examine(self.folder), console)
+        code = launch_local(["doctor", "--timeout", str(self.timeout)], 2)
+        good = good and code == 0
+        console.print("nothing is wrong" if good else "something is wrong: see the lines that begin with !")
+        return 0 if good else 1
+
+
 def _on_ranks(
     folder: Path, work: Callable[[World], None], *, timeout: float = 300.0, threads: int | None = None
 ) -> int:
@@ -168,11 +201,12 @@ def _fail(message: str) -> None:
     print(f"fullgraph: error: {message}", file=sys.stderr, flush=True)
 
 
-_COMMANDS: dict[str, Callable[..., Train | Predict | Evaluate | Demo]] = {
+_COMMANDS: dict[str, Callable[..., Train | Predict | Evaluate | Demo | Doctor]] = {
     "train": Train,
     "predict": Predict,
     "evaluate": Evaluate,
     "demo": Demo,
+    "doctor": Doctor,
 }
 
 

@@ -41,8 +41,6 @@ def launch_local(arguments: Sequence[str], ranks: int) -> int:
     """
     _silence_launcher()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each rank sets its own share of the cores
-    if loopback := next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None):
-        os.environ["GLOO_SOCKET_IFNAME"] = loopback
     with _signals_restored(), tempfile.TemporaryDirectory(prefix="fullgraph-") as scratch, _store() as port:
         config = LaunchConfig(
             min_nodes=1,

@@ -549,7 +549,9 @@ def _read(path: Path, features: bool) -> Shard:
     except FormatError:
         raise
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise FormatError(f"HDF5 cannot read it ({error})") from None
+        # The variable overrides what a program asks for.
+        locked = "; unset HDF5_USE_FILE_LOCKING, reading needs no locks" if "lock file" in str(error) else ""
+        raise FormatError(f"HDF5 cannot read it ({error}){locked}") from None
     return Shard(**values)
 
 

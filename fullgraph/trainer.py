@@ -47,6 +47,7 @@ from fullgraph.metrics import (
     score,
 )
 from fullgraph.models import GNN, ModelFactory, build_model, edge_features_used
+from fullgraph.selftest import check_kernels
 from fullgraph.shards import Shard
 from fullgraph.view import GraphPart, Pass, make_part
 from fullgraph.world import REST, WHOLE, RankError, World
@@ -234,6 +235,8 @@ def make_trainer(shard: Shard, config: TrainConfig, world: World, model: ModelFa
         _check_features(shard, config)
         edge_dim = edge_features_used(config, shard)
         net = build_model(config, shard.num_features, target.outputs, model, edge_dim=edge_dim).to(world.device)
+    with world.stage("kernels"):
+        check_kernels(world.device, getattr(torch, config.dtype))
     _check_same_weights(net, world)
     world = dataclasses.replace(world, exchange_bytes=config.exchange_bytes)
     put = functools.partial(

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from fullgraph.cost import Ledger, Tag
+from fullgraph.host import loopback
 
 WHOLE = -1
 """In the place of a layer's number: over all nodes, as in evaluation."""
@@ -303,6 +304,12 @@ def _ranks(ranks: Iterable[int]) -> str:
     return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"
 
 
+def backends() -> list[str]:
+    """Names of what this build of torch can carry collectives with."""
+    known = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
+    return [name for name, available in known.items() if available()]
+
+
 def is_lost_rank(cause: BaseException) -> bool:
     """Whether an error is that of a collective which another rank left, or did not reach in time."""
     if isinstance(cause, dist.DistError):
@@ -347,6 +354,8 @@ def open_world(
         yield World(device=device)
         return
     span = datetime.timedelta(seconds=timeout)
+    if size == local_size and (name := loopback()):  # nobody outside this host is expected
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     try:
         dist.init_process_group("gloo", timeout=span)
     except Exception as e:

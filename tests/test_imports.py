@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FULLGRAPH, PARTITION_TOOLS = ROOT / "fullgraph", ROOT / "partition_tools"
 
 # A module of fullgraph imports only modules named before it.
-NUMPY_LAYERS = ("files", "hdf5", "shards", "cut", "config", "cost", "step")
+NUMPY_LAYERS = ("host", "files", "hdf5", "shards", "cut", "config", "cost", "step")
 TORCH_LAYERS = (
     *(
         "world",
@@ -22,6 +22,7 @@ TORCH_LAYERS = (
         "gather",
         "learned",
         "kernels",
+        "selftest",
         "attention",
         "reach",
         "plan",
@@ -32,7 +33,7 @@ TORCH_LAYERS = (
         "models",
     ),
     *("loading", "metrics", "finite", "runlog", "profile", "signals", "stopping", "trainer", "describe", "loop"),
-    *("inference", "launch", "demo", "__main__"),
+    *("inference", "doctor", "launch", "demo", "__main__"),
 )
 LAYERS = (*NUMPY_LAYERS, *TORCH_LAYERS)
 
@@ -78,9 +79,9 @@ def test_partition_tools_takes_only_the_numpy_half_of_fullgraph() -> None:
     assert {path: names for path, names in taken.items() if names} == {}
 
 
-def test_only_demo_and_compare_take_partition_tools_and_only_inside_the_command() -> None:
+def test_few_commands_take_partition_tools_and_only_when_they_are_given() -> None:
     for path in files(FULLGRAPH):
-        names = imports(path, top_level=path.stem in ("demo", "compare"))
+        names = imports(path, top_level=path.stem in ("demo", "doctor", "compare"))
         assert not [name for name in names if name.split(".")[0] == "partition_tools"], path
 
 

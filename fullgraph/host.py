@@ -1,0 +1,47 @@
+"""What this host has to give: memory, file systems and the loopback interface."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+_MEMINFO = Path("/proc/meminfo")
+_MOUNTS = Path("/proc/self/mounts")
+_CGROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "beegfs", "ceph", "9p", "afs"})
+
+
+def available_memory() -> int:
+    """Bytes that new allocations can take before the host swaps or a container's limit is met: what is free, and what
+    the system would give back of its caches."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        available = int(lines["MemAvailable"].split()[0]) * 1024
+    for limit, used in _CGROUPS:
+        with contextlib.suppress(OSError, ValueError):  # a limit of "max" is none
+            available = min(available, max(0, int(limit.read_text()) - int(used.read_text())))
+    return available
+
+
+def file_system(path: Path) -> str:
+    """The kind of file system that holds ``path``; "unknown" where the system does not say."""
+    path = path.resolve()
+    found, best = "unknown", -1
+    with contextlib.suppress(OSError):
+        for line in _MOUNTS.read_text().splitlines():
+            _, mount, kind, *_ = line.split(" ")
+            at = Path(mount.encode().decode("unicode_escape"))
+            if path.is_relative_to(at) and len(at.parts) > best:
+                found, best = kind, len(at.parts)
+    return found
+
+
+def loopback() -> str | None:
+    """The name of the loopback interface."""
+    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
