@@ -80,6 +80,8 @@ class TrainConfig:
     """Most bytes of message rows a rank sends or receives at a time."""
     profile: bool = False
     """Print, and leave in profile.json, bytes and seconds by layer and direction."""
+    memory_check: bool = True
+    """Refuse to start where the predicted peak memory exceeds what a host has."""
     threads: int | None = None
     """Compute threads a rank; by default the host's cores divided by its ranks."""
     timeout: float = 300.0

@@ -19,6 +19,7 @@ from rich.console import Console
 from fullgraph.config import TrainConfig
 from fullgraph.describe import config_record, headline, peak_memory, print_summary
 from fullgraph.loading import load_shard
+from fullgraph.memory import require_room
 from fullgraph.models import ModelFactory
 from fullgraph.profile import profile, show_profile
 from fullgraph.runlog import RunLog, create_run_folder, write_json, write_state
@@ -69,8 +70,9 @@ def train(
     manifest, shard = load_shard(folder, world)
     trainer = make_trainer(shard, config, world, model)
     del shard
+    room = require_room(trainer)
     run_folder = _agree_run_folder(run, manifest, trainer)
-    console.print(headline(trainer, manifest), highlight=False, soft_wrap=True)
+    console.print(headline(trainer, manifest), room, sep="\n", highlight=False, soft_wrap=True)
     if world.rank == 0:
         write_json(run_folder / "config.json", config_record(folder, manifest, trainer))
     summary, losses = _run(trainer, run_folder, manifest, console)

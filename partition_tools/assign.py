@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from partition_tools import metis
 from partition_tools.adjacency import rows_sent, symmetric_adjacency
 from partition_tools.graph import Graph
+from partition_tools.sources.archive import read_npy
 
 _RECURSIVE_UP_TO = 8
 """Parts for recursive bisection, whose cuts are as good there and whose parts are of nearly equal size."""
@@ -224,9 +225,10 @@ def read_parts(path: Path, *, num_nodes: int, parts: int) -> NDArray[np.int32]:
 
 def _read_npy(path: Path) -> tuple[NDArray[np.integer[Any]], str]:
     try:
-        ids = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path}: is no readable .npy of integers: {error}") from error
+        ids = read_npy(str(path))
+    except ValueError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise ValueError(f"{path}: is no readable .npy of integers: {reason}") from error
     if not np.issubdtype(ids.dtype, np.integer) or ids.ndim != 1:
         raise ValueError(f"{path}: holds {ids.dtype} {list(ids.shape)}; expected integers [N]")
     return ids, "row"

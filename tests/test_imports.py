@@ -32,7 +32,19 @@ TORCH_LAYERS = (
         "view",
         "models",
     ),
-    *("loading", "metrics", "finite", "runlog", "profile", "signals", "stopping", "trainer", "describe", "loop"),
+    *(
+        "loading",
+        "metrics",
+        "finite",
+        "runlog",
+        "profile",
+        "signals",
+        "stopping",
+        "trainer",
+        "memory",
+        "describe",
+        "loop",
+    ),
     *("inference", "doctor", "launch", "demo", "__main__"),
 )
 LAYERS = (*NUMPY_LAYERS, *TORCH_LAYERS)
