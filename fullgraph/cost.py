@@ -217,8 +217,8 @@ def memory_by_tensor(
         "matrices": _matrices(config.model, rank, size),
     }
     if layer0 != "exchange" and not sparse:
-        rows = rank.owned if layer0 == "once" else rank.layers[0].n_in + rank.layers[0].halo
-        held["features aggregated" if layer0 == "once" else "features of halo nodes"] = rows * features * size
+        count = rank.owned if layer0 == "once" else rank.layers[0].n_in + rank.layers[0].halo
+        held["features aggregated" if layer0 == "once" else "features of halo nodes"] = count * features * size
     kept: dict[str, int] = {}
     peak = exchange = 0
     for layer, rows in enumerate(rank.layers):

@@ -40,7 +40,7 @@ def require_room(trainer: Trainer) -> str:
     every = world.gather_json([place, resident, more, room, largest])
     peaks = [resident + more for _, resident, more, *_ in every]
     rank = peaks.index(max(peaks))
-    for name in {place for place, *_ in every}:
+    for name in dict.fromkeys(place for place, *_ in every):
         ranks = [r for r, (place, *_) in enumerate(every) if place == name]
         need, have = sum(every[r][2] for r in ranks), min(every[r][3] for r in ranks)
         if need > have and config.memory_check:
