@@ -7,6 +7,7 @@ back. What a row is wide is the narrower side of the layer's linear map.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -31,6 +32,13 @@ class Machine:
     """Bytes sent."""
     latency: float = 5e-4
     """Seconds that an exchange takes at least."""
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "gather", "bandwidth"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"--{name} {getattr(self, name)}: expected a number above 0")
+        if not 0 <= self.latency < math.inf:
+            raise ValueError(f"--latency {self.latency}: expected 0 seconds or more")
 
 
 @dataclass(frozen=True, kw_only=True)

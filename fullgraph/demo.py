@@ -10,11 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fullgraph.config import TrainConfig
 from fullgraph.launch import launch_local
 from fullgraph.runlog import show
 
 _PROOF_EPOCHS = 5
-_MODEL = ("--model", "sage", "--layers", "3", "--hidden", "64", "--dropout", "0.3", "--eval-every", "5")
+_MODEL: dict[str, Any] = {"model": "sage", "layers": 3, "hidden": 64, "dropout": 0.3, "eval_every": 5}
 
 
 def run_demo(out: Path, *, nodes: int, ranks: int | None, epochs: int) -> int:
@@ -22,9 +23,10 @@ def run_demo(out: Path, *, nodes: int, ranks: int | None, epochs: int) -> int:
 
     Returns an exit code. Everything is written below ``out``, which must not hold anything else.
     """
-    from partition_tools import report, sources
+    from partition_tools import forms, sources
     from partition_tools.assign import AssignOptions, assign
     from partition_tools.builder import build
+    from partition_tools.report import Question, report
     from partition_tools.summary import render, summarise
 
     console = Console(soft_wrap=True, highlight=False)
@@ -41,7 +43,8 @@ def run_demo(out: Path, *, nodes: int, ranks: int | None, epochs: int) -> int:
     for name, method, count in (("metis", "metis", parts), ("random", "random", parts), ("one", "contiguous", 1)):
         folders[name] = out / "shards" / name
         build(graph, assign(graph, AssignOptions(method=method, parts=count)), folders[name], force=True)
-    report.show([report.report(folders["metis"]), report.report(folders["random"])], console, width=64)
+    question = Question(config=TrainConfig(**_MODEL))
+    forms.show(report([folders["metis"], folders["random"]], question), question, console)
 
     console.rule(f"3. Train GraphSAGE on {parts} ranks")
     trained = out / "runs" / "train"
@@ -83,7 +86,8 @@ def _claim(out: Path) -> None:
 
 
 def _flags(run: Path, epochs: int, dtype: str) -> list[str]:
-    return ["--run", str(run), "--epochs", str(epochs), "--dtype", dtype, *_MODEL]
+    options = {"run": run, "epochs": epochs, "dtype": dtype, **_MODEL}
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _compare(several: Path, one: Path, parts: int, console: Console) -> bool:

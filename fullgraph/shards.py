@@ -505,6 +505,26 @@ def read_shard(
     return shard
 
 
+def stored_features(folder: str | Path, part: int, *, manifest: Manifest) -> tuple[int, int | None]:
+    """Bytes that a part's features take in its file, and the number of values where they are sparse (CSR), else None;
+    no value is read."""
+    entry = manifest.files[part]
+    check_file(folder, entry, verify=False)
+    path = Path(folder) / entry.path
+    names = ("features/x", "features/data", "features/indices", "features/indptr")
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            found = {name: find_dataset(file, name) for name in names}
+            there = {name: dataset for name, dataset in found.items() if dataset is not None}
+            size = sum(int(dataset.size) * int(dataset.dtype.itemsize) for dataset in there.values())
+            values = int(there["features/data"].size) if "features/data" in there else None
+    except FormatError as fault:
+        raise FormatError(f"{fault.message}; {_REMEDY}", dataset=fault.dataset, file=str(path)) from None
+    except (OSError, RuntimeError, KeyError, TypeError) as error:
+        raise FormatError(f"HDF5 cannot read it ({error}); {_REMEDY}", file=str(path)) from None
+    return size, values
+
+
 def check_file(folder: str | Path, entry: ShardFile, *, verify: bool = True, build_id: str = "") -> None:
     """Raise `FormatError` where a listed file is missing or differs in size or, with ``verify``, in checksum."""
     path = Path(folder) / entry.path

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fullgraph.cost import InputShape, Layer0, Machine, crossings, layer0_seconds
+from fullgraph.cost import Crossing, InputShape, Layer0, Machine, crossings, layer0_seconds
 from fullgraph.cut import LayerCounts
 
 
@@ -30,6 +30,8 @@ class ModelShape:
     learned_input: bool = False
     plan: Literal["cover", "halo"] = "cover"
     """What linear layers send; attention sends halo rows."""
+    layer0: Layer0 | None = None
+    """How layer 0 gets its rows; by default as should cost least."""
     itemsize: int = 4
 
     @property
@@ -52,6 +54,8 @@ class StepCost:
     """[L, P] seconds."""
     bytes_sent: NDArray[np.int64]
     """[P, P] bytes that p (axis 0) sends q (axis 1)."""
+    crossings: tuple[Crossing, ...]
+    """[L] what crosses in each layer."""
 
     @property
     def seconds(self) -> float:
@@ -104,11 +108,15 @@ def step_cost(
             for sent in (forward, backward):
                 most = np.maximum(sent.sum(axis=1), sent.sum(axis=0))
                 exchange[layer] += most / machine.bandwidth + machine.latency * bool(most.any())
-    return StepCost(layer0=layer0, compute=compute, exchange=exchange, bytes_sent=bytes_sent)
+    return StepCost(layer0=layer0, compute=compute, exchange=exchange, bytes_sent=bytes_sent, crossings=crossing)
 
 
 def _layer0(count: LayerCounts, rows: NDArray[np.int64], shape: ModelShape, machine: Machine) -> Layer0:
-    """What the trainer takes by default, granted the memory."""
+    """What is asked for, or what the trainer takes by default, granted the memory."""
+    if shape.layer0 == "once" and (shape.dropped_input or shape.model == "gat"):
+        return "exchange"  # as the trainer does: the aggregate of undropped features serves linear layers only
+    if shape.layer0 is not None:
+        return shape.layer0
     if shape.sparse_input or shape.learned_input:
         return "exchange"
     largest = InputShape(

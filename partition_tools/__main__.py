@@ -1,4 +1,4 @@
-"""The command line: ``partition-tools build | verify | report | formats``."""
+"""The command line: ``partition-tools build | verify | report | compare | formats``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -16,12 +16,17 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
+from fullgraph.cost import Machine
+from partition_tools import forms, sources
 from partition_tools import report as reports
-from partition_tools import sources
 from partition_tools.assign import AssignOptions, assign
 from partition_tools.builder import build, check_target
+from partition_tools.costs import MOST_COMPARED, Winner, check_comparable, winners
 from partition_tools.metis import MetisError
+from partition_tools.page import check_page, write_page
 from partition_tools.prepare import check, parse_fractions, random_split
+from partition_tools.report import Question
+from partition_tools.runs import read_run, stated_model
 from partition_tools.summary import render, summarise
 from partition_tools.verify import verify
 
@@ -95,34 +100,81 @@ class Verify:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """Show what partitionings cost, side by side."""
+class _Asked:
+    """What `report` and `compare` have in common."""
 
     folders: Folders
     """Folders of shards."""
+    model: Literal["gcn", "sage", "gin", "gat"] | None = None
+    """Model that the costs are predicted for; by default that of --run, else sage."""
+    layers: int | None = None
+    """Its layers; by default those of --run, else 2."""
+    hidden: int | None = None
+    """Width of its hidden layers; by default that of --run, else 128."""
+    machine: Annotated[Machine, tyro.conf.arg(name="")] = field(default_factory=Machine)
+    run_folders: Annotated[tuple[Path, ...], tyro.conf.arg(name="run", metavar="RUN [RUN ...]")] = ()
+    """Run folders of fullgraph train on these shards: what they measured is put beside what is predicted."""
+    yardsticks: bool = False
+    """Put a random and a contiguous partitioning of the same graph beside them."""
     json: bool = False
-    """A JSON list with one object a folder."""
+    """Print one JSON object (partition_tools/forms.py says what is in it)."""
     csv: bool = False
-    """A header and one line a folder."""
-    width: int = reports.WIDTH
-    """Columns of a feature row, for bytes a layer."""
+    """Print a header and one line a folder."""
+    html: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Also write one page for a browser, with figures; needs matplotlib and jinja2."""
 
     def __post_init__(self) -> None:
-        if not self.folders:
-            raise ValueError("report: name at least one folder of shards")
         if self.json and self.csv:
-            raise ValueError("report: --json and --csv exclude each other")
-        if self.width < 1:
-            raise ValueError(f"--width {self.width}: expected at least 1")
+            raise ValueError("--json and --csv exclude each other")
+
+    def question(self) -> Question:
+        """What is asked, after every check that needs no shard."""
+        if self.html is not None:
+            check_page(self.html)
+        runs = tuple(read_run(folder) for folder in self.run_folders)
+        given = {name: getattr(self, name) for name in ("model", "layers", "hidden")}
+        config = stated_model({name: value for name, value in given.items() if value is not None}, runs)
+        return Question(config=config, machine=self.machine, runs=runs, yardsticks=self.yardsticks)
+
+    def put_out(self, found: Sequence[reports.Report], question: Question, won: Sequence[Winner] | None = None) -> None:
+        if self.html is not None:
+            write_page(self.html, found, question, won)
+        if self.json:
+            print(forms.to_json(found, question, won))
+        elif self.csv:
+            print(forms.to_csv(found), end="")
+        else:
+            forms.show(found, question, _console(), won)
+            if self.html is not None:
+                print(f"wrote {self.html}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(_Asked):
+    """Show what partitionings cost, side by side."""
 
     def run(self) -> int:
-        found = [reports.report(folder) for folder in self.folders]
-        if self.json:
-            print(reports.to_json(found, width=self.width))
-        elif self.csv:
-            print(reports.to_csv(found, width=self.width), end="")
-        else:
-            reports.show(found, _console(), width=self.width)
+        if not self.folders:
+            raise ValueError("report: name at least one folder of shards")
+        question = self.question()
+        with _line("counting"):
+            found = reports.report(self.folders, question)
+        self.put_out(found, question)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(_Asked):
+    """Line up 2 to 8 partitionings of one graph, and name the winner of each cost and by how much."""
+
+    def run(self) -> int:
+        if not 2 <= len(self.folders) <= MOST_COMPARED:
+            raise ValueError(f"compare: {len(self.folders)} folders; expected 2 to {MOST_COMPARED} folders of shards")
+        check_comparable(self.folders)
+        question = self.question()
+        with _line("counting"):
+            found = reports.report(self.folders, question)
+        self.put_out(found, question, winners(found))
         return 0
 
 
@@ -138,7 +190,13 @@ class Formats:
         return 0
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {"build": Build, "verify": Verify, "report": Report, "formats": Formats}
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "build": Build,
+    "verify": Verify,
+    "report": Report,
+    "compare": Compare,
+    "formats": Formats,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

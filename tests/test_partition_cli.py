@@ -46,11 +46,13 @@ def test_build_verify_report(run: Run) -> None:
     assert any("random split 0.6/0.2/0.2 with seed 1" in line for line in lines)
     assert lines[-1] == "next: fullgraph train s, or partition-tools report s"
     assert run("verify", "s")[0] == 0
-    code, out, err = run("report", "s", "--json", "--width", "16")
+    code, out, err = run("report", "s", "--json", "--model", "gat", "--layers", "3", "--hidden", "16", "--latency", "1")
     assert (code, err) == (0, "")
-    (found,) = json.loads(out)
+    content = json.loads(out)
+    (found,) = content["partitionings"]
     assert (found["folder"], found["name"], found["method"], found["seed"]) == ("s", "g", "contiguous", 1)
-    assert (found["cut_edges"], found["cut_pairs"], found["bytes_per_layer"]) == (2, 1, 128)
+    assert (found["cut_edges"], found["cut_pairs"], len(found["layers"])) == (2, 1, 3)
+    assert (content["model"]["model"], content["model"]["hidden"], content["machine"]["latency"]) == ("gat", 16, 1.0)
     code, out, _ = run("report", "s", "s", "--csv")
     assert code == 0
     assert len(out.splitlines()) == 3
@@ -63,7 +65,7 @@ def test_metis_and_its_notes(run: Run) -> None:
     code, out, _ = run("build", "g.npz", "--parts", "2", "--out", "s")
     assert code == 0
     assert "note: METIS saw 7 undirected pairs for 14 edges" in out
-    assert json.loads(run("report", "s", "--json")[1])[0]["cut_pairs"] == 1
+    assert json.loads(run("report", "s", "--json")[1])["partitionings"][0]["cut_pairs"] == 1
 
 
 def test_options_reach_the_build(run: Run) -> None:
@@ -140,7 +142,13 @@ def test_a_users_error_is_one_line(arguments: str, message: str, run: Run) -> No
         "build g.npz --parts 2 --out s --objective speed",
         "report",
         "report s --json --csv",
-        "report s --width 0",
+        "report s --model transformer",
+        "report s --layers 0",
+        "report s --bandwidth 0",
+        "report s --run nothing",
+        "report s --html no/such/folder/page.html",
+        "compare s",
+        "compare 1 2 3 4 5 6 7 8 9",
     ],
 )
 def test_wrong_flags_exit_2_and_do_nothing(arguments: str, run: Run) -> None:
@@ -187,7 +195,7 @@ def test_a_reader_that_leaves_early_is_no_error(run: Run) -> None:
 def test_a_real_graph(run: Run) -> None:
     graph = str(SHARED / "planetoid" / "ind.cora")
     assert run("build", graph, "--parts", "4", "--out", "s")[0] == 0
-    (found,) = json.loads(run("report", "s", "--json")[1])
+    (found,) = json.loads(run("report", "s", "--json")[1])["partitionings"]
     assert (found["nodes"], found["parts"]) == (2708, 4)
     assert 0 < found["cut_pairs"] < 1000
     with h5py.File("s/part-00000-of-00004.h5") as file:
