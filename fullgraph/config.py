@@ -10,6 +10,41 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 Task = Literal["single-label", "multi-label", "regression"]
 PlanKind = Literal["cover", "halo"]
 Metric = Literal["accuracy", "micro_f1", "roc_auc", "mae"]
+Codec = Literal["float32", "bfloat16", "int8"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refresh:
+    """When message rows cross, as ``--refresh`` says it."""
+
+    kind: Literal["always", "pipelined", "every", "drift"] = "always"
+    interval: int = 1
+    """Steps from one refresh of ``every`` to the next."""
+    threshold: float = 0.0
+    """Change relative to a row's norm beyond which ``drift`` sends it again."""
+
+    @classmethod
+    def parse(cls, text: str) -> Refresh:
+        """``always``, ``pipelined``, ``every:R`` or ``drift:T``; ``ValueError`` for anything else."""
+        kind, _, value = text.partition(":")
+        try:
+            if kind == "every" and (interval := int(value)) >= 1:
+                return cls(kind="every", interval=interval)
+            if kind == "drift" and 0.0 <= (threshold := float(value)) < math.inf:
+                return cls(kind="drift", threshold=threshold)
+        except ValueError:
+            pass
+        if text == "always" or text == "pipelined":
+            return cls(kind="pipelined" if text == "pipelined" else "always")
+        raise ValueError(
+            f"--refresh is {text}; expected always, pipelined, every:R with R at least 1 (every:2), or drift:T with T "
+            f"at least 0 (drift:0.1)"
+        )
+
+    @property
+    def stale(self) -> bool:
+        """Whether rows of earlier steps are used. Once every step, and rows that changed at all, are exact."""
+        return self.kind == "pipelined" or self.interval > 1 or self.threshold > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +113,30 @@ class TrainConfig:
     """The features' rows: aggregated once, halo features kept, exchanged each step, or what should cost least."""
     exchange_bytes: int = 1 << 30
     """Most bytes of message rows a rank sends or receives at a time."""
+    refresh: str = "always"
+    """When message rows cross in training: always (exact); pipelined (one step late, hidden under a whole step);
+    every:R (each R-th step, from a cache between); drift:T (rows that changed by more than T of their norm)."""
+    stagger: bool = False
+    """With every:R, refresh the layers in turn instead of all in the same step."""
+    stale_grad: Literal["keep", "drop"] = "keep"
+    """With pipelined and every:R, gradients of stale rows: those of the last refresh, or none."""
+    pipeline_average: float = 0.0
+    """With pipelined, weight of the past in a moving average of rows and gradients; 0 takes the newest alone."""
+    codec: Codec = "float32"
+    """How message rows and their gradients are written: as they are, bfloat16, or int8 with a scale a row, rounded at
+    random so that the mean is right."""
+    boundary_sample: float = 1.0
+    """Share of the message rows that cross in a step, drawn anew each step; what is left out is made up for by scaling
+    (or, where rows are cached, by the rows from before)."""
+    exact_after: int | None = None
+    """Train exactly once this many epochs are done."""
+    cache_bfloat16: bool = False
+    """Keep cached rows in bfloat16: half the memory."""
+    freeze_masks: bool = False
+    """With stale rows and dropout, cache rows with the dropout mask of the step that sent them, so that the fewest rows
+    can be sent; by default rows are cached before dropout and masked where they are used."""
+    measure_drift: int | None = None
+    """Every so many epochs, fetch the exact rows too and log how far those in use are from them, layer by layer."""
     profile: bool = False
     """Print, and leave in profile.json, bytes and seconds by layer and direction."""
     memory_check: bool = True
@@ -110,6 +169,24 @@ class TrainConfig:
         must(self.clip is None or self.clip > 0, "clip", "a positive norm")
         must(self.split >= 0, "split", "at least 0")
         must(0 <= self.seed < 2**63, "seed", "an integer in [0, 2^63)")
+        refresh = Refresh.parse(self.refresh)
+        must(not self.stagger or refresh.kind == "every", "stagger", "every:R for --refresh with it")
+        cached = refresh.kind in ("pipelined", "every")
+        must(self.stale_grad == "keep" or cached, "stale_grad", "keep unless --refresh is pipelined or every:R")
+        must(0.0 <= self.pipeline_average < 1.0, "pipeline_average", "a weight in [0, 1)")
+        averaged = self.pipeline_average > 0
+        must(not averaged or refresh.kind == "pipelined", "pipeline_average", "0 unless --refresh is pipelined")
+        must(0.0 < self.boundary_sample <= 1.0, "boundary_sample", "a share in (0, 1]")
+        drawn = self.boundary_sample < 1.0
+        must(not drawn or refresh.kind != "drift", "boundary_sample", "1 with drift:T, which picks the rows itself")
+        if drawn and not refresh.stale and self.model == "gat":
+            raise ValueError(
+                f"--boundary-sample {self.boundary_sample:g} with --model gat: attention divides by a sum over all "
+                f"neighbours, which scaling drawn rows does not give back; take gcn, sage or gin, or add --refresh "
+                f"every:R or pipelined, where rows that are not drawn stay as they were"
+            )
+        must(self.exact_after is None or self.exact_after >= 0, "exact_after", "at least 0")
+        must(self.measure_drift is None or self.measure_drift >= 1, "measure_drift", "at least 1 epoch")
         must(self.threads is None or self.threads >= 1, "threads", "at least 1")
         must(0 < self.timeout < math.inf, "timeout", "a positive number of seconds")
         if self.model == "gat" and self.hidden % self.heads:

@@ -90,6 +90,17 @@ def layer_ledger(layer: int, crossing: Crossing, sent: Sequence[int], received: 
     return ledger
 
 
+def row_bytes(codec: str, width: int, itemsize: int) -> int:
+    """Bytes of a message row of ``width`` numbers on its way: int8 adds a float32 scale."""
+    return {"float32": width * itemsize, "bfloat16": 2 * width, "int8": 4 + width}[codec]
+
+
+def rows_drawn(count: int, share: float) -> int:
+    """Message rows of a pair of ranks that cross when a share of its ``count`` is drawn: at least one, where it has
+    any."""
+    return math.ceil(count * share - 1e-9)
+
+
 Layer0 = Literal["once", "keep", "exchange"]
 
 

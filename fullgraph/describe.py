@@ -40,7 +40,7 @@ def headline(trainer: Trainer, manifest: Manifest) -> str:
 def _notes(trainer: Trainer) -> list[str]:
     """Lines on what is not as usual (a collective)."""
     config, part, model, world = trainer.config, trainer.part, trainer.model, trainer.world
-    graph, lines = part.whole.graph, []
+    graph, lines = part.whole.graph, _policy_notes(trainer)
     if config.inductive:
         nodes, edges = world.gather_vector([graph.n, part.whole.num_edges]).sum(0).to(torch.int64).tolist()
         lines.append(
@@ -73,6 +73,22 @@ def _notes(trainer: Trainer) -> list[str]:
         }
         if negative:
             lines.append(f"warning: {negative:,} edge weights are negative; {effect[config.model]}")
+    return lines
+
+
+def _policy_notes(trainer: Trainer) -> list[str]:
+    """What crosses in another way than exactly, and what its caches take (a collective)."""
+    recipe, world = trainer.policy.recipe, trainer.world
+    if not trainer.policy.active:
+        return []
+    lines = [recipe.sentence()]
+    if recipe.stale:
+        stated = trainer.cache_bytes()
+        if stated is None:
+            lines.append("cache: as large as the model's layers make it")
+        else:
+            most = float(world.gather_vector([stated]).max())
+            lines.append(f"cache: {most / 2**20:,.1f} MiB a rank at most")
     return lines
 
 

@@ -121,7 +121,7 @@ def _run(trainer: Trainer, folder: Path, manifest: Manifest, console: Console) -
             best = Best(len(records) - 1, trainer.evaluate())
             best_state = trainer.state()
     if config.profile:
-        found = profile(world, trainer.predicted_ledger(), len(records))
+        found = profile(world, trainer.predicted_ledger(range(len(records))), len(records))
         show_profile(found, console)
         if world.rank == 0:
             write_json(folder / "profile.json", found)
@@ -141,6 +141,7 @@ def _run(trainer: Trainer, folder: Path, manifest: Manifest, console: Console) -
         "total_seconds": time.monotonic() - started,
         "stopped_by": str(failure) if failure else stopped_by,
     }
+    trainer.policy.close()
     _save(trainer, folder / "best.pt", manifest, best_state, epoch=best.epoch)
     optimizer = trainer.optimizer_state()
     _save(trainer, folder / "last.pt", manifest, trainer.state(), epoch=len(records) - 1, optimizer=optimizer)

@@ -15,7 +15,7 @@ from fullgraph.world import REST, World
 def profile(world: World, predicted: Ledger | None, steps: int) -> dict[str, Any]:
     """Means over ``steps`` training steps: bytes summed over ranks, seconds of the slowest rank (a collective).
 
-    ``predicted`` are the bytes that this rank's plans say it sends in a step; None where they are not known.
+    ``predicted`` are the bytes that this rank's plans say it sends in all of them; None where they are not known.
     """
     meter = world.meter
     meter.enter(REST)
@@ -32,7 +32,7 @@ def profile(world: World, predicted: Ledger | None, steps: int) -> dict[str, Any
     for name in names:
         row: dict[str, Any] = {"name": name}
         if ranks[0]["predicted"] is not None and name.split()[-1] in ("forward", "backward"):
-            row["predicted_bytes"] = sum(sum(rank["predicted"].get(name, [])) for rank in ranks)
+            row["predicted_bytes"] = sum(sum(rank["predicted"].get(name, [])) for rank in ranks) / max(steps, 1)
         row["sent_bytes"] = sum(sum(rank["sent"].get(name, [])) for rank in ranks) / max(steps, 1)
         for kind in ("compute", "travel", "waited"):
             row[f"{kind}_seconds"] = max(rank[kind].get(name, 0.0) for rank in ranks) / max(steps, 1)
@@ -50,7 +50,7 @@ def _in_order(names: Iterable[str]) -> list[str]:
 
     def key(name: str) -> tuple[int, int]:
         layer = int(name.split()[1]) if name.startswith("layer") else 0
-        stage = ["forward", "loss", "backward", "rest", "evaluate", "setup"].index(name.split()[-1])
+        stage = ["forward", "loss", "backward", "rest", "measured", "evaluate", "setup"].index(name.split()[-1])
         return stage, -layer if stage == 2 else layer
 
     return sorted(set(names), key=key)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fullgraph.cost import Tag
-from fullgraph.exchange import add_returned_, send_rows, send_rows_back
+from fullgraph.exchange import Carrier, add_returned_, return_rows, send_rows
 from fullgraph.kernels import spmm, spmm_add_, spmm_transposed
 from fullgraph.plan import LinearPlan
 from fullgraph.world import SETUP, World
@@ -26,12 +26,13 @@ class _Propagate(torch.autograd.Function):
         plan: LinearPlan,
         world: World,
         tag: Tag,
+        carrier: Carrier | None,
     ) -> Tensor:
-        ctx.plan, ctx.world, ctx.tag = plan, world, (tag[0], "backward")
+        ctx.plan, ctx.world, ctx.tag, ctx.carrier = plan, world, (tag[0], "backward"), carrier
         if plan.route is None or plan.receive is None:
             y = spmm(plan.local, x)
         else:
-            transfer = send_rows(x, plan.route, world, tag)
+            transfer = send_rows(x, plan.route, world, tag) if carrier is None else carrier.send(x, plan.route)
             y = spmm(plan.local, x)
             for columns, received in transfer:
                 spmm_add_(y[:, columns], plan.receive, received)
@@ -45,15 +46,16 @@ class _Propagate(torch.autograd.Function):
         if plan.route is None or plan.receive is None:
             grad_x = spmm_transposed(plan.local, grad)
         else:
-            transfer = send_rows_back(spmm_transposed(plan.receive, grad), plan.route, ctx.world, ctx.tag)
+            receive = plan.receive
+            returned = return_rows(lambda: spmm_transposed(receive, grad), plan.route, ctx.world, ctx.tag, ctx.carrier)
             grad_x = spmm_transposed(plan.local, grad)
-            add_returned_(grad_x, transfer, plan.route)
-        return grad_x, None, None, None
+            add_returned_(grad_x, returned, plan.route)
+        return grad_x, None, None, None, None
 
 
-def propagate(x: Tensor, plan: LinearPlan, *, world: World, tag: Tag = SETUP) -> Tensor:
+def propagate(x: Tensor, plan: LinearPlan, *, world: World, tag: Tag = SETUP, carrier: Carrier | None = None) -> Tensor:
     """``A x`` [n_out, D] for owned rows x [n_in, D]; the transfer is metered under ``tag``."""
-    return _Propagate.apply(x, plan, world, tag)  # type: ignore[no-any-return, no-untyped-call]
+    return _Propagate.apply(x, plan, world, tag, carrier)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _SumOverRanks(torch.autograd.Function):

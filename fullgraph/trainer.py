@@ -14,7 +14,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fullgraph.config import TrainConfig
 from fullgraph.cost import (
+    Crossing,
     InputShape,
     Layer0,
     Ledger,
@@ -30,8 +31,8 @@ from fullgraph.cost import (
     crossings,
     layer0_bytes,
     layer0_seconds,
-    layer_ledger,
 )
+from fullgraph.exchange import column_blocks
 from fullgraph.finite import FEATURES, first_gradient_not_finite, first_not_finite
 from fullgraph.gather import gather_in_order
 from fullgraph.induced import induced_shard
@@ -47,6 +48,8 @@ from fullgraph.metrics import (
     score,
 )
 from fullgraph.models import GNN, ModelFactory, build_model, edge_features_used
+from fullgraph.plan import Route
+from fullgraph.policy import Policy, Recipe
 from fullgraph.selftest import check_kernels
 from fullgraph.shards import Shard
 from fullgraph.view import GraphPart, Pass, make_part
@@ -69,6 +72,7 @@ class Trainer:
         self.world = part.world
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.table = part.table
+        self.policy = Policy(Recipe.of(config), self.world, config.seed)
         self.learnt = self.parameters if self.table is None else [*self.parameters, self.table]
         self.optimizer = _optimizer(config, self.learnt)
         self.scheduler = _scheduler(config, self.optimizer, target)
@@ -92,7 +96,7 @@ class Trainer:
         """Forward and backward of one step; leaves the whole graph's gradient in every rank's parameters and in the
         table's rows, and returns this rank's share of the loss."""
         self.model.train()
-        this_pass = Pass(training=True, seed=self.config.seed, step=step)
+        this_pass = Pass(training=True, seed=self.config.seed, step=step, policy=self.policy.at(step))
         logits = self.part.run(self.model, this_pass)
         self.world.meter.enter(LOSS)
         loss = self.target.per_node(logits[self.train_rows], self.y_train) / self.total_weight
@@ -142,13 +146,15 @@ class Trainer:
         self.optimizer.step()
         if self.part.degrees.in_weight.is_cuda:
             torch.cuda.synchronize()
-        record = {
+        record: dict[str, Any] = {
             "epoch": epoch,
             "loss": loss,
             "seconds": time.perf_counter() - start,
             "comm_seconds": meter.seconds - waited,
             "bytes_sent": int(stats[:, 1].sum()),
         }
+        if drift := self.policy.drift():
+            record["drift"] = drift
         return record, float(stats[:, 2].max())
 
     def _why_not_finite(self, epoch: int, loss: float) -> str:
@@ -197,29 +203,72 @@ class Trainer:
     def _every_row(self, rows: Tensor) -> Tensor | None:
         return gather_in_order(rows, self.part.whole.owned_global, self.part.num_nodes_global, self.world)
 
-    def predicted_ledger(self) -> Ledger | None:
-        """Bytes of message rows that a step sends from this rank, by layer, direction and rank, from the plans alone;
-        None for a model whose widths are not known."""
+    def predicted_ledger(self, steps: Sequence[int] = (0,)) -> Ledger | None:
+        """Bytes of message rows that ``steps`` send from this rank, by layer, direction and rank, from the plans alone.
+        None for a model whose widths are not known, and where it hangs on the rows
+        themselves."""
+        exchanges = self._exchanges()
+        if exchanges is None:
+            return None
+        first, recipe, itemsize = self.policy.first or 0, self.policy.recipe, self._itemsize
+        total: Ledger = {}
+        for step in steps:
+            for layer, (crossing, route) in exchanges.items():
+                found = recipe.layer_ledger(
+                    layer,
+                    crossing,
+                    route.counts,
+                    step=step,
+                    fills=step == first,
+                    itemsize=itemsize,
+                    blocks=column_blocks(crossing.width, itemsize, route.most_rows, self.world.exchange_bytes),
+                )
+                if found is None:
+                    return None
+                for tag, line in found.items():
+                    before = total.get(tag, [0] * len(line))
+                    total[tag] = [a + b for a, b in zip(before, line, strict=True)]
+        return total
+
+    def cache_bytes(self) -> int | None:
+        """Memory that the exchange policy's caches will hold on this rank; None where the model's widths are not
+        known."""
+        exchanges, recipe = self._exchanges(), self.policy.recipe
+        if exchanges is None or self.world.size == 1:
+            return None if exchanges is None else 0
+        return sum(recipe.cache_bytes(crossing, route.counts, self._itemsize) for crossing, route in exchanges.values())
+
+    @property
+    def _itemsize(self) -> int:
+        return self.part.degrees.in_weight.element_size()
+
+    def _exchanges(self) -> dict[int, tuple[Crossing, Route]] | None:
+        """By layer, what crosses in a training step, and by which route; None where the model's widths are not known.
+
+        Rows that are cached before dropout cross raw and as wide as the layer's input.
+        """
         model, part = self.model, self.part
         if not isinstance(model, GNN) or part.training is None:
             return None
-        dropped = self.config.input_dropout > 0
+        learned, dropped = self.table is not None, self.config.input_dropout > 0
         layer0 = "exchange" if part.input.mode == "once" and (dropped or model.uses == "halo") else part.input.mode
-        crossing = crossings(
+        found = crossings(
             self.config.model,
             model.widths,
             out_heads=self.config.out_heads,
             layer0=layer0,
             sparse_input=isinstance(part.x, SparseRows),
-            learned_input=self.table is not None,
+            learned_input=learned,
         )
-        ledger: Ledger = {}
-        for layer, (plan, _) in enumerate(part.training):
-            if crossing[layer].width:
-                counts = getattr(plan, model.uses).route.counts
-                itemsize = part.degrees.in_weight.element_size()
-                ledger |= layer_ledger(layer, crossing[layer], counts.sent, counts.received, itemsize)
-        return ledger
+        out = {}
+        for layer, ((plan, _), crossing) in enumerate(zip(part.training, found, strict=True)):
+            if not crossing.width:
+                continue
+            uses: str = model.uses
+            if self.policy.recipe.masks_at_receiver and (self.config.dropout if layer else self.config.input_dropout):
+                uses, crossing = "halo", Crossing(width=model.widths[layer], backward=layer > 0 or learned)
+            out[layer] = crossing, getattr(plan, uses).route
+        return out
 
 
 def make_trainer(shard: Shard, config: TrainConfig, world: World, model: ModelFactory | None = None) -> Trainer:
@@ -265,7 +314,20 @@ def make_trainer(shard: Shard, config: TrainConfig, world: World, model: ModelFa
     part = part.with_layer0(_choose_layer0(config, net, part))
     if whole is not None and part.input.mode == "once":
         whole = whole.with_layer0("once")
-    return Trainer(config, part, target, net, whole)
+    trainer = Trainer(config, part, target, net, whole)
+    _check_policy(trainer)
+    return trainer
+
+
+def _check_policy(trainer: Trainer) -> None:
+    """Make the plans that the exchange policy uses besides, and refuse what it cannot do (a collective)."""
+    config = trainer.config
+    if trainer.policy.recipe.masks_at_receiver and config.input_dropout and isinstance(trainer.part.x, SparseRows):
+        raise RankError(
+            f"options: --refresh {config.refresh} with --input-dropout {config.input_dropout:g}: sparse features "
+            f"cross as mapped rows, to which dropout cannot be applied later; leave it 0, or add --freeze-masks"
+        )
+    trainer.cache_bytes()
 
 
 def _check_features(shard: Shard, config: TrainConfig) -> None:

@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from fullgraph.config import PlanKind
 from fullgraph.cost import Layer0, Tag
 from fullgraph.dropout import MaskKey, dropout, keep_entries, keep_mask, relu_dropout_, threshold
-from fullgraph.exchange import halo_rows
+from fullgraph.exchange import Carrier, halo_rows, received_rows
 from fullgraph.kernels import SparseRows, linear, sparse_matrix
 from fullgraph.learned import initial_table
 from fullgraph.plan import EdgeFeatures, LinearPlan, Plan, halo_route
+from fullgraph.policy import StepPolicy
 from fullgraph.propagate import propagate, sum_over_ranks
 from fullgraph.reach import distances, local_graph, needed
 from fullgraph.shards import Array, Shard
@@ -49,6 +50,11 @@ class Pass:
     """The features that the model was given."""
     dropped_input: tuple[Tensor, float, MaskKey] | None = None
     """The features after dropout, and how they were drawn."""
+    policy: StepPolicy | None = None
+    """How message rows cross in a training pass; None where it is exact."""
+    undropped: dict[int, tuple[Tensor, Tensor, float, MaskKey] | None] = field(default_factory=dict)
+    """By layer, where rows are cached before dropout: rows after and before it, and how it was drawn; None where they
+    are sparse."""
 
     def next_key(self) -> MaskKey:
         key = MaskKey(self.seed, self.step, self.site)
@@ -100,6 +106,7 @@ class Input:
     """int64 global ids of the same."""
     _aggregates: dict[Norm, Tensor] = field(default_factory=dict)
     _kept: dict[int, KeptRows] = field(default_factory=dict)
+    _halo_nodes: dict[int, tuple[Tensor, Degrees]] = field(default_factory=dict)
 
     def aggregate(self, norm: Norm) -> Tensor:
         """``norm(A) x`` [n, F] (a collective the first time)."""
@@ -118,14 +125,20 @@ class Input:
         if id(plan) not in self._kept:
             with torch.no_grad():
                 rows = halo_rows(self.x[: plan.n_in], plan.halo.route, world=plan.world)
-            halo = torch.from_numpy(plan.halo.halo).to(self.x.device)
+            self._kept[id(plan)] = KeptRows(rows, plan.n_in, *self.halo_nodes(plan))
+        return self._kept[id(plan)]
+
+    def halo_nodes(self, plan: Plan) -> tuple[Tensor, Degrees]:
+        """(int64 [h] global ids of the plan's halo rows, degrees of its ``[owned | halo]`` rows)."""
+        if id(plan) not in self._halo_nodes:
+            halo = torch.from_numpy(plan.halo.halo).to(self.halo_global.device)
             owned = torch.arange(plan.n_in, device=halo.device)
             degrees = Degrees(
                 torch.cat([self.degrees.in_weight[owned], self.halo_degrees.in_weight[halo]]),
                 torch.cat([self.degrees.loop_count[owned], self.halo_degrees.loop_count[halo]]),
             )
-            self._kept[id(plan)] = KeptRows(rows, plan.n_in, self.halo_global[halo], degrees)
-        return self._kept[id(plan)]
+            self._halo_nodes[id(plan)] = self.halo_global[halo], degrees
+        return self._halo_nodes[id(plan)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,9 +161,11 @@ class KeptRows:
         return torch.cat([owned, dropout(self.rows[self.n_in :], self.halo_global, p, key)])
 
 
-def _aggregate(x: Tensor, norm: Norm, plan: Plan, degrees: Degrees, tag: Tag = SETUP) -> Tensor:
+def _aggregate(
+    x: Tensor, norm: Norm, plan: Plan, degrees: Degrees, tag: Tag = SETUP, carrier: Carrier | None = None
+) -> Tensor:
     """``norm(A) x`` [n_out, D] over all ranks for x [n_in, D]."""
-    return propagate(x, _normalised(plan.linear, norm, degrees), world=plan.world, tag=tag)
+    return propagate(x, _normalised(plan.linear, norm, degrees), world=plan.world, tag=tag, carrier=carrier)
 
 
 def _aggregate_kept(x: Tensor, norm: Norm, plan: Plan, degrees: Degrees) -> Tensor:
@@ -179,6 +194,8 @@ class LayerView:
     this_pass: Pass
     complete: bool
     """Whether ``n_out`` are all nodes, on every rank."""
+    halo_nodes: Callable[[Plan], tuple[Tensor, Degrees]]
+    """Of a plan: its halo rows' global ids, and the degrees of its ``[owned | halo]`` rows."""
     input: Input | None = None
     """For layer 0: the features."""
 
@@ -205,6 +222,10 @@ class LayerView:
         self.plan.world.meter.enter(tag)
         return tag
 
+    def _carrier(self) -> Carrier | None:
+        policy = self.this_pass.policy
+        return None if policy is None else policy.carrier(self.layer)
+
     def own(self, x: Rows) -> Rows:
         """The rows of the nodes that this layer computes: ``x[:n_out]``."""
         if isinstance(x, SparseRows):
@@ -223,7 +244,8 @@ class LayerView:
         if isinstance(x, SparseRows):
             if weight is None:
                 raise ValueError("sparse rows can be propagated only together with a weight")
-            return _aggregate(linear(x, weight), norm, self.plan, self.degrees, tag)
+            self._undropped(x)
+            return _aggregate(linear(x, weight), norm, self.plan, self.degrees, tag, self._carrier())
         if self.input is not None:
             dropped = self._drawn_from_input(x)
             if self.input.mode == "once" and dropped == ():
@@ -233,7 +255,11 @@ class LayerView:
                 kept = self.input.kept(self.plan)
                 rows = kept.drawn(dropped or None)
                 return _narrow_side(rows, weight, lambda rows: _aggregate_kept(rows, norm, self.plan, kept.degrees))
-        return _narrow_side(x, weight, lambda rows: _aggregate(rows, norm, self.plan, self.degrees, tag))
+        if (cached := self._masked_here(x, tag)) is not None:
+            degrees = self.halo_nodes(self.plan)[1]
+            return _narrow_side(cached, weight, lambda rows: _aggregate_kept(rows, norm, self.plan, degrees))
+        carrier = self._carrier()
+        return _narrow_side(x, weight, lambda rows: _aggregate(rows, norm, self.plan, self.degrees, tag, carrier))
 
     def with_halo(self, x: Tensor | SparseRows, weight: Tensor | None = None) -> Tensor:
         """``[owned | halo]`` rows [n_in + h, D] of x [n_in, D], or of ``x weight^T``; differentiable. ``edge_index[0]``
@@ -244,11 +270,44 @@ class LayerView:
             if dropped is not None:
                 rows = self.input.kept(self.plan).drawn(dropped or None)
                 return rows if weight is None else linear(rows, weight)
+        if self.this_pass.policy is not None and self.this_pass.policy.scales:
+            raise ValueError(
+                "--boundary-sample: layers that use the rows themselves (with_halo) cannot make up for those that are "
+                "not drawn; leave it out, or add --refresh every:R or pipelined, where these stay as they were"
+            )
+        if (cached := self._masked_here(x, tag)) is not None:
+            return cached if weight is None else linear(cached, weight)
         if weight is not None:
             x = linear(x, weight)
         if isinstance(x, SparseRows):
             raise ValueError("sparse rows can be exchanged only together with a weight")
-        return halo_rows(x, self.plan.halo.route, world=self.plan.world, tag=tag)
+        return halo_rows(x, self.plan.halo.route, world=self.plan.world, tag=tag, carrier=self._carrier())
+
+    def _masked_here(self, x: Tensor | SparseRows, tag: Tag) -> Tensor | None:
+        """``[owned | halo]`` rows of dropped rows x of which the halo ones come undropped from a cache and are masked
+        here, as a row hangs on its mask far more than on its age; None where that is not called for."""
+        drawn = self._undropped(x)
+        if drawn is None:
+            return None
+        carrier = self._carrier()
+        assert carrier is not None
+        assert isinstance(x, Tensor)
+        _, before, p, key = drawn
+        halo = received_rows(before, self.plan.halo.route, world=self.plan.world, tag=tag, carrier=carrier)
+        return torch.cat([x, dropout(halo, self.halo_nodes(self.plan)[0], p, key)])
+
+    def _undropped(self, x: Tensor | SparseRows) -> tuple[Tensor, Tensor, float, MaskKey] | None:
+        """How rows x were dropped that are to be cached as they were before; ``ValueError`` where that is not known."""
+        if self.layer not in self.this_pass.undropped:
+            return None
+        drawn = self.this_pass.undropped[self.layer]
+        if drawn is None or drawn[0] is not x:
+            raise ValueError(
+                f"layer {self.layer}: its rows went through dropout and a map before they are exchanged, so they "
+                f"cannot be cached undropped; exchange the rows that view.dropout gives, train without dropout, or add "
+                f"--freeze-masks"
+            )
+        return drawn
 
     @property
     def _keeps(self) -> bool:
@@ -293,17 +352,28 @@ class LayerView:
         key = self.this_pass.next_key()
         if isinstance(x, SparseRows):
             m = x.matrix
+            if self._masks_at_receiver:
+                self.this_pass.undropped[self.layer] = None
             keep = keep_entries(self.ids[: m.shape[0]][m.rows], m.indices, p, key)
             return SparseRows(m, x.values * keep * threshold(p)[1])
         y = dropout(x, self.ids[: x.shape[0]], p, key)
         if self.input is not None and x is self.this_pass.input:
             self.this_pass.dropped_input = (y, p, key)
+        if self._masks_at_receiver:
+            self.this_pass.undropped[self.layer] = (y, x, p, key)
         return y
+
+    @property
+    def _masks_at_receiver(self) -> bool:
+        policy = self.this_pass.policy
+        return policy is not None and policy.masks_at_receiver
 
     def relu_dropout(self, x: Tensor, p: float) -> Tensor:
         """``dropout(relu(x), p)`` for rows that nothing else needs: written over ``x`` [n_in, D]."""
         if not self.training or p == 0.0:
             return torch.relu_(x)
+        if self._masks_at_receiver:
+            return self.dropout(torch.relu_(x), p)
         self._enter()
         return relu_dropout_(x, self.ids[: x.shape[0]], p, self.this_pass.next_key())
 
@@ -395,7 +465,12 @@ class GraphPart:
 
     def views(self, this_pass: Pass) -> Sequence[LayerView]:
         """One view a layer for one forward pass; endlessly many where the depth is not known."""
-        view = functools.partial(LayerView, degrees=self.degrees, num_nodes_global=self.num_nodes_global)
+        view = functools.partial(
+            LayerView,
+            degrees=self.degrees,
+            num_nodes_global=self.num_nodes_global,
+            halo_nodes=self.input.halo_nodes,
+        )
         views: Sequence[LayerView]
         if self.training is None:
             views = SameViews(view(0, self.whole, this_pass=this_pass, complete=True, input=self.input))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import time
@@ -53,7 +54,7 @@ class Meter:
     were on their way, seconds spent waiting for them, and seconds of everything else."""
 
     bytes_sent: int = 0
-    """Since the start, without what is sent once to set up."""
+    """Since the start, without what is sent once to set up, or to measure what is approximate."""
     seconds: float = 0.0
     """In or waiting for any collective, gradient sums included."""
     ledger: Ledger = field(default_factory=dict)
@@ -90,7 +91,7 @@ class Meter:
         return ", ".join(places) or "start"
 
     def sent(self, tag: Tag, bytes_to: Sequence[int]) -> None:
-        if tag != SETUP:
+        if tag != SETUP and tag[1] != "measured":
             self.bytes_sent += sum(bytes_to)
         line = self.ledger.setdefault(tag, [0] * len(bytes_to))
         for rank, count in enumerate(bytes_to):
@@ -215,6 +216,21 @@ class World:
         if padded.numel():
             dist.all_gather(out, padded, group=self.control)
         return torch.cat([t[:count] for t, count in zip(out, counts, strict=True)])
+
+    def apart(self) -> World:
+        """The same ranks over process groups of their own (a collective): what is long under way there keeps nothing
+        here waiting. ``leave`` gives them up."""
+        span = datetime.timedelta(seconds=self.timeout)
+        ranks = dist.get_process_group_ranks(self.control) if self.control is not None else None
+        make = functools.partial(dist.new_group, ranks, timeout=span, use_local_synchronization=True)
+        control = make(backend="gloo")
+        data = control if self.data is self.control else make(backend="nccl")
+        return dataclasses.replace(self, control=control, data=data)
+
+    def leave(self) -> None:
+        """Give up the groups that ``apart`` made."""
+        for group in {id(group): group for group in (self.data, self.control)}.values():
+            dist.destroy_process_group(group)
 
     def barrier(self) -> None:
         if self.size > 1:
