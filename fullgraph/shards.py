@@ -75,7 +75,7 @@ import scipy.sparse as sp
 import xxhash
 from numpy.typing import NDArray
 
-from fullgraph.files import appears_by_rename, checksum
+from fullgraph.files import appears_by_rename, checksum, sync
 from fullgraph.hdf5 import (
     FormatError,
     dtype_names,
@@ -394,6 +394,44 @@ def write_shard(path: str | Path, shard: Shard) -> ShardFile:
         except RuntimeError as error:  # what h5py makes of a disk that fills up while it closes a file
             raise OSError(f"{path}: cannot be written ({error})") from None
         return ShardFile(path=path.name, bytes=temporary.stat().st_size, xxh3=checksum(temporary))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reserved:
+    """Dense features [n, F] that come later: their place in a shard's file is kept for them."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+
+
+def reserve_shard(path: str | Path, shard: Shard, features: Reserved) -> int:
+    """Write a shard without x, keep the place of its dense features, and return where in the file they begin.
+
+    Their rows are to be written there in native byte order, and the file then to be taken with `seal_shard`: in a
+    folder that appears when the build is complete, as the file under its name is not.
+    """
+    assert shard.x is None
+    assert features.shape[0] == shard.num_owned
+    try:
+        with h5py.File(path, "w", libver=("earliest", "v110"), locking=False) as file:
+            _write(file, shard)
+            place = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            place.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            place.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            place.set_obj_track_times(False)
+            space, kind = h5py.h5s.create_simple(features.shape), h5py.h5t.py_create(features.dtype, logical=True)
+            group = file.require_group("features")
+            offset = h5py.h5d.create(group.id, b"x", kind, space, place).get_offset()
+    except RuntimeError as error:
+        raise OSError(f"{path}: cannot be written ({error})") from None
+    return 0 if offset is None else int(offset)  # None where there is no byte to write
+
+
+def seal_shard(path: str | Path) -> ShardFile:
+    """Put a shard that was filled in on disk. Returns its manifest entry."""
+    path = Path(path)
+    sync(path)
+    return ShardFile(path=path.name, bytes=path.stat().st_size, xxh3=checksum(path))
 
 
 def _write(file: h5py.File, shard: Shard) -> None:

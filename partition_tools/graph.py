@@ -1,16 +1,26 @@
-"""The graph in memory, as every reader returns it and every later stage takes it."""
+"""The graph as every reader returns it and every later stage takes it.
+
+Features may stay in their file (`stored.StoredRows`), and so may edges: their arrays are mapped then, and whatever goes
+through them by `edge_blocks` needs no memory for them.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from partition_tools.stored import Features
+
 Array: TypeAlias = NDArray[Any]
+
+EDGE_BLOCK = 1 << 22
+"""Edges that are looked at together."""
 
 
 def entry_keys(src: NDArray[np.int64], dst: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
@@ -49,8 +59,8 @@ class Graph:
     """[E] global ids of sources."""
     dst: NDArray[np.int64]
     """[E] global ids of destinations."""
-    x: Array | sp.csr_array | None = None
-    """[N, F] features, dense or CSR, any real dtype."""
+    x: Features | None = None
+    """[N, F] features, dense, CSR or left in their file, any real dtype."""
     y: Array | None = None
     """int64 [N] classes with -1 for no label; uint8 [N, C] multi-label; float32/float64 [N] or [N, T] targets
     with NaN for no label."""
@@ -84,7 +94,7 @@ class Graph:
                 raise ValueError(f"{self.name}: {field} is {ids.dtype} {list(ids.shape)}; expected int64 [E]")
             if ids.shape[0] != e:
                 raise ValueError(f"{self.name}: src has {e} entries but {field} has {ids.shape[0]}")
-            if e and (int(ids.min()) < 0 or int(ids.max()) >= n):
+            if e and not _inside(ids, n):
                 bad = int(np.flatnonzero((ids < 0) | (ids >= n))[0])
                 raise ValueError(
                     f"{self.name}: edge {bad} is {int(self.src[bad])} -> {int(self.dst[bad])}, but node ids go from "
@@ -124,6 +134,19 @@ class Graph:
         return int(self.src.shape[0])
 
     @property
+    def edges_on_disk(self) -> bool:
+        """Whether the edges' arrays are mapped from files."""
+        return isinstance(self.src, np.memmap)
+
+    def edge_blocks(self) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int64]]]:
+        """(which edges, their sources, their destinations), block by block; nothing of them stays in memory."""
+        for start in range(0, self.num_edges, EDGE_BLOCK):
+            block = slice(start, min(start + EDGE_BLOCK, self.num_edges))
+            yield block, self.src[block], self.dst[block]
+            release(self.src)
+            release(self.dst)
+
+    @property
     def task(self) -> str | None:
         """``single-label``, ``multi-label`` or ``regression``, as the labels say; None without labels."""
         if self.y is None:
@@ -142,3 +165,22 @@ class Graph:
         if self.task == "multi-label":
             return np.ones(self.num_nodes, np.bool_)
         return np.asarray(~np.isnan(self.y.reshape(self.num_nodes, -1)).any(axis=1))
+
+
+def release(array: Array | None) -> None:
+    """Give back the pages of a mapped array that have been read; they are read again when they are needed."""
+    while isinstance(array, np.memmap):
+        mapped = getattr(array, "_mmap", None)
+        if isinstance(mapped, mmap.mmap):
+            mapped.madvise(mmap.MADV_DONTNEED)
+            return
+        array = array.base
+
+
+def _inside(ids: NDArray[np.int64], num_nodes: int) -> bool:
+    for start in range(0, ids.shape[0], EDGE_BLOCK):
+        block = ids[start : start + EDGE_BLOCK]
+        if int(block.min()) < 0 or int(block.max()) >= num_nodes:
+            return False
+        release(ids)
+    return True

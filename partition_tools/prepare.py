@@ -9,9 +9,9 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from partition_tools.graph import Array, Graph, Splits, entry_keys
+from partition_tools.graph import Array, Graph, Splits, entry_keys, release
+from partition_tools.stored import Features, StoredRows, row_blocks
 
-_BLOCK_ROWS = 1 << 16
 _FEATURES = {"x": "node", "edge_x": "edge"}
 """Fields of features, and what a row of each is."""
 
@@ -58,7 +58,7 @@ def check(graph: Graph) -> None:
             )
 
 
-def _not_finite(x: Array | sp.csr_array | None) -> tuple[int, tuple[int, int]] | None:
+def _not_finite(x: Features | None) -> tuple[int, tuple[int, int]] | None:
     """How many values are NaN or infinite, and the row and column of the first; None where all are finite."""
     if x is None or not np.issubdtype(x.dtype, np.floating):
         return None
@@ -67,12 +67,15 @@ def _not_finite(x: Array | sp.csr_array | None) -> tuple[int, tuple[int, int]] |
         if bad.size == 0:
             return None
         return bad.size, (int(np.searchsorted(x.indptr, bad[0], "right")) - 1, int(x.indices[bad[0]]))
+    if isinstance(x, StoredRows):
+        return (x.scan.not_finite, x.scan.first) if x.scan.not_finite else None
     count, place = 0, (0, 0)
-    for start in range(0, x.shape[0], _BLOCK_ROWS):
-        rows, columns = np.nonzero(~np.isfinite(x[start : start + _BLOCK_ROWS]))
+    for start, block in row_blocks(x):
+        rows, columns = np.nonzero(~np.isfinite(block))
         if rows.size and count == 0:
             place = (start + int(rows[0]), int(columns[0]))
         count += rows.size
+        release(x)
     return (count, place) if count else None
 
 
@@ -89,7 +92,7 @@ def fill_features(graph: Graph, how: str) -> Graph:
         found = _not_finite(x)
         if found is None:
             continue
-        filled[field] = _filled_sparse(x, how) if isinstance(x, sp.csr_array) else _filled(x, how)
+        filled[field] = _filled_sparse(x, how) if isinstance(x, sp.csr_array) else _filled(np.asarray(x), how)
         became = "0" if how == "zero" else "the mean of their column"
         changes.append(f"{found[0]} values of {field} that were NaN or infinite became {became}")
     return replace(graph, **filled, changes=tuple(changes))

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
-from scipy.sparse import csgraph
 
 from partition_tools.graph import Graph
+from partition_tools.pairs import component_of_nodes, count_pairs
+from partition_tools.stored import Features, StoredRows
 
 _SHOWN = 12
 """Classes, and _SHOWN // 4 splits, that `render` shows one by one."""
@@ -95,19 +96,12 @@ class Summary:
 
 def summarise(graph: Graph) -> Summary:
     n = graph.num_nodes
-    # CSR with counts: a linear-time way to merge duplicates, where sorting keys would take minutes at 10^8 entries.
-    counts = sp.csr_array((np.ones(graph.num_edges, np.int32), (graph.src, graph.dst)), shape=(n, n))
-    reverse = sp.csr_array(counts.T)
-    symmetric = (
-        np.array_equal(counts.indptr, reverse.indptr)
-        and np.array_equal(counts.indices, reverse.indices)
-        and np.array_equal(counts.data, reverse.data)
-    )
-    loop_nodes = int(np.count_nonzero(counts.diagonal()))
-    merged = counts.nnz if symmetric else (counts + reverse).nnz
-    components, component = csgraph.connected_components(counts, directed=True, connection="weak")
-    in_degree = np.bincount(graph.dst, minlength=n)
-    out_degree = np.bincount(graph.src, minlength=n)
+    counts, component = count_pairs(graph), component_of_nodes(graph)
+    in_degree, out_degree, loops = np.zeros(n, np.int64), np.zeros(n, np.int64), 0
+    for _, src, dst in graph.edge_blocks():
+        in_degree += np.bincount(dst, minlength=n)
+        out_degree += np.bincount(src, minlength=n)
+        loops += int(np.count_nonzero(src == dst))
     component_size = np.bincount(component)
     x, splits = graph.x, graph.splits
     label_counts = _label_counts(graph)
@@ -115,17 +109,17 @@ def summarise(graph: Graph) -> Summary:
         name=graph.name,
         num_nodes=n,
         num_edges=graph.num_edges,
-        undirected_pairs=(merged - loop_nodes) // 2,
-        loops=int(np.count_nonzero(graph.src == graph.dst)),
-        duplicates=graph.num_edges - counts.nnz,
+        undirected_pairs=counts.pairs,
+        loops=loops,
+        duplicates=graph.num_edges - counts.distinct,
         isolated=int(np.count_nonzero(component_size == 1)),
-        components=int(components),
+        components=int(component_size.shape[0]),
         largest_component=int(component_size.max()),
         in_degree=(int(in_degree.min()), int(in_degree.max())),
         out_degree=(int(out_degree.min()), int(out_degree.max())),
         weighted=graph.edge_weight is not None,
         weights=_weights(graph, in_degree),
-        directed=not symmetric,
+        directed=not counts.symmetric,
         num_features=0 if x is None else int(x.shape[1]),
         feature_dtype=None if x is None else str(x.dtype),
         feature_density=None if x is None else _density(x),
@@ -142,9 +136,12 @@ def summarise(graph: Graph) -> Summary:
     )
 
 
-def _density(x: Any) -> float:
-    stored = x.data if isinstance(x, sp.csr_array) else x
-    return int(np.count_nonzero(stored)) / max(1, int(x.shape[0]) * int(x.shape[1]))
+def _density(x: Features) -> float:
+    if isinstance(x, StoredRows):
+        nonzero = x.scan.nonzero
+    else:
+        nonzero = int(np.count_nonzero(x.data if isinstance(x, sp.csr_array) else x))
+    return nonzero / max(1, int(x.shape[0]) * int(x.shape[1]))
 
 
 def _weights(graph: Graph, in_degree: NDArray[np.int64]) -> WeightCount | None:

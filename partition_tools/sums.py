@@ -20,7 +20,8 @@ Hash: TypeAlias = NDArray[np.uint64]
 
 _BLOCKS = 1024
 _KEEP = np.uint64(2**53 - 1)  # JSON readers keep integers exactly up to here
-_CHUNK_BYTES = 1 << 22
+_CHUNK_BYTES = 1 << 18
+"""What is hashed at a time, so that all of it stays in a core's cache."""
 
 
 def num_blocks(count: int) -> int:
@@ -45,14 +46,43 @@ def block_sums(ids: NDArray[np.int64], rows: Array | sp.csr_array, count: int) -
     Sums over disjoint sets of ids add up, by `add`.
     """
     total = np.zeros(num_blocks(count), np.uint64)
-    width = max(1, int(np.prod(rows.shape[1:])))
-    step = max(1, _CHUNK_BYTES // (8 * width))
-    factors = _mix(np.arange(1, width + 1, dtype=np.uint64)) | np.uint64(1)
+    step, factors = _step_and_factors(rows.shape[1:])
     for start in range(0, ids.shape[0], step):
         some = ids[start : start + step]
         hashed = _mix(_row_hash(rows[start : start + step], factors) + _mix(some.astype(np.uint64)))
         np.add.at(total, block_of(some, count), hashed)
     return total & _KEEP
+
+
+class SumOfRows:
+    """`block_sums` of the rows of all ``count`` ids, given in order, any number at a time."""
+
+    def __init__(self, count: int) -> None:
+        self._total = np.zeros(num_blocks(count), np.uint64)
+        self._firsts = -(-np.arange(num_blocks(count) + 1) * count // max(1, num_blocks(count)))
+        self._done = 0
+
+    def add(self, rows: Array | sp.csr_array) -> SumOfRows:
+        step, factors = _step_and_factors(rows.shape[1:])
+        for start in range(0, rows.shape[0], step):
+            some = rows[start : start + step]
+            first, last = self._done, self._done + int(some.shape[0])
+            hashed = _mix(_row_hash(some, factors) + _mix(np.arange(first, last, dtype=np.uint64)))
+            low = int(np.searchsorted(self._firsts, first, side="right")) - 1
+            high = int(np.searchsorted(self._firsts, last, side="left"))
+            self._total[low:high] += np.add.reduceat(hashed, np.maximum(self._firsts[low:high] - first, 0))
+            self._done = last
+        return self
+
+    @property
+    def sums(self) -> Hash:
+        return self._total & _KEEP
+
+
+def _step_and_factors(shape: tuple[int, ...]) -> tuple[int, Hash]:
+    """Rows to hash at a time, and the factors of their columns."""
+    width = max(1, int(np.prod(shape)))
+    return max(1, _CHUNK_BYTES // (8 * width)), _mix(np.arange(1, width + 1, dtype=np.uint64)) | np.uint64(1)
 
 
 def add(left: Hash, right: Hash) -> Hash:
@@ -70,6 +100,8 @@ def _row_hash(rows: Array | sp.csr_array, factors: Hash) -> Hash:
         factors = _mix(np.arange(1, words.shape[1] + 1, dtype=np.uint64)) | np.uint64(1)
     else:
         words = bits(rows).reshape(rows.shape[0], -1)
+    if words.shape[1] == 1:
+        return np.asarray(words[:, 0].astype(np.uint64) * factors[0])
     return np.asarray(np.einsum("ij,j->i", words.astype(np.uint64), factors[: words.shape[1]]))
 
 
@@ -80,6 +112,10 @@ def bits(values: Array) -> Array:
 
 def _mix(z: Hash) -> Hash:
     z = z + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(z ^ (z >> np.uint64(31)))
+    shifted = z >> np.uint64(30)
+    for factor, shift in ((0xBF58476D1CE4E5B9, 27), (0x94D049BB133111EB, 31)):
+        z ^= shifted
+        z *= np.uint64(factor)
+        np.right_shift(z, np.uint64(shift), out=shifted)
+    z ^= shifted
+    return np.asarray(z)
