@@ -11,7 +11,8 @@ import torch
 
 from fullgraph.config import TrainConfig
 from fullgraph.cost import LayerRows, RankRows, memory_by_tensor
-from fullgraph.trainer import Trainer, load_shard, make_trainer
+from fullgraph.loading import load_shard
+from fullgraph.trainer import Trainer, make_trainer
 from fullgraph.world import World
 from partition_tools.builder import build
 from partition_tools.sources import load
