@@ -86,7 +86,7 @@ def _edges(fields: Fields, base: int, changes: list[str]) -> tuple[NDArray[np.in
         changes.append(
             "edge_index is [2, 2] and was taken as [2, E]: sources in its first row, destinations in its second"
         )
-    return edges[0] - base, edges[1] - base
+    return (edges[0] - base, edges[1] - base) if base else (edges[0], edges[1])
 
 
 def _features(fields: Fields, changes: list[str]) -> arrays.Features | None:
