@@ -18,6 +18,8 @@ import tyro
 
 from fullgraph.config import TrainConfig
 
+Ranks = Annotated[int | None, tyro.conf.arg(metavar="W")]
+
 if TYPE_CHECKING:
     from fullgraph.inference import Kind
     from fullgraph.world import World
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Train on a folder of shards, one rank a part, exactly as one process would.
+    """Train on a folder of shards, on as many ranks as it has parts or fewer, exactly as one process would.
 
     Under torchrun every rank runs this command; otherwise it starts the local ranks itself.
     """
@@ -35,6 +37,8 @@ class Train:
     config: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
     run: Annotated[Path | None, tyro.conf.arg(aliases=["--run-dir"])] = None
     """Folder for the results; by default a new one under runs/."""
+    ranks: Ranks = None
+    """Local ranks to start; by default one a part. Fewer run several parts each."""
 
     def main(self) -> int:
         def work(world: World) -> None:
@@ -42,7 +46,7 @@ class Train:
 
             train(self.folder, self.config, run=self.run, world=world)
 
-        return _on_ranks(self.folder, work, timeout=self.config.timeout, threads=self.config.threads)
+        return _on_ranks(self.folder, work, self.ranks, timeout=self.config.timeout, threads=self.config.threads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,8 @@ class Predict:
     """Folder of shards of another graph with the same features, to predict there."""
     state: Literal["best", "last"] = "best"
     """Weights of the best epoch by validation, or of the last."""
+    ranks: Ranks = None
+    """Local ranks to start; by default one a part. Fewer run several parts each."""
 
     def main(self) -> int:
         if self.probabilities and self.embeddings:
@@ -78,7 +84,7 @@ class Predict:
             if world.rank == 0:
                 print(f"wrote {kind} of {read_manifest(folder).graph.get('num_nodes'):,} nodes to {path}")
 
-        return _on_ranks(folder, work)
+        return _on_ranks(folder, work, self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +105,8 @@ class Evaluate:
     """Folder of shards of another graph with the same features, to score there."""
     state: Literal["best", "last"] = "best"
     """Weights of the best epoch by validation, or of the last."""
+    ranks: Ranks = None
+    """Local ranks to start; by default one a part. Fewer run several parts each."""
 
     def main(self) -> int:
         folder = self.graph or self.folder
@@ -114,7 +122,7 @@ class Evaluate:
             if world.rank == 0:
                 show_evaluation(found, Console(), as_json=self.json)
 
-        return _on_ranks(folder, work)
+        return _on_ranks(folder, work, self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,15 +178,27 @@ class Doctor:
 
 
 def _on_ranks(
-    folder: Path, work: Callable[[World], None], *, timeout: float = 300.0, threads: int | None = None
+    folder: Path,
+    work: Callable[[World], None],
+    ranks: int | None = None,
+    *,
+    timeout: float = 300.0,
+    threads: int | None = None,
 ) -> int:
-    """Run ``work`` on one rank a part: as the rank that a launcher made this process, or by launching them."""
+    """Run ``work`` on the ranks: as the one that a launcher made this process, or by launching them, by default one a
+    part."""
     from fullgraph.launch import end_with_parent, launch_local, under_torchrun
     from fullgraph.shards import read_manifest
 
-    if not under_torchrun() and (parts := read_manifest(folder).parts) > 1:
-        return launch_local(sys.argv[1:], parts)
+    if not under_torchrun() and ranks != 1:
+        parts = read_manifest(folder).parts
+        if ranks is not None and not 1 <= ranks <= parts:
+            raise ValueError(f"--ranks is {ranks}; {folder} holds {parts} parts, so expected 1 to {parts}")
+        if (ranks or parts) > 1:
+            return launch_local(sys.argv[1:], ranks or parts)
     if under_torchrun():
+        if ranks not in (None, int(os.environ["WORLD_SIZE"])):
+            raise ValueError(f"--ranks is {ranks}, but {os.environ['WORLD_SIZE']} were started; leave the option out")
         end_with_parent()
 
     from fullgraph.world import RankError, open_world

@@ -5,9 +5,29 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """A file that a manifest lists."""
+
+    path: str
+    """File name inside the folder; MUST NOT hold a separator."""
+    bytes: int
+    xxh3: str
+    """Hex xxh3-64 of the whole file."""
+
+    def __post_init__(self) -> None:
+        if self.path in ("", ".", "..") or any(mark in self.path for mark in "/\\:\0"):
+            raise ValueError(f"{self.path!r} is not the plain name of a file in the folder")
+        if self.bytes < 0:
+            raise ValueError(f"{self.path}: {self.bytes} bytes; expected 0 or more")
+        if len(self.xxh3) != 16 or not set(self.xxh3) <= set("0123456789abcdef"):
+            raise ValueError(f"{self.path}: xxh3 is {self.xxh3!r}; expected 16 hex digits")
 
 
 @contextlib.contextmanager

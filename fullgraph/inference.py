@@ -61,7 +61,8 @@ def load_trained(
     with world.stage("run"):
         config, record = read_config(run)
         saved = _read_state(run / f"{state}.pt")
-    manifest, shard = load_shard(folder, world)
+    loaded = load_shard(folder, world)
+    manifest, shard = loaded.manifest, loaded.shard
     with world.stage("run"):
         learned, edge_dim = record["learned_features"], record["edge_features_used"]
         _check_fits(run, folder, record, manifest, shard)

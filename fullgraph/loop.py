@@ -67,9 +67,10 @@ def train(
                 f"timeout is {config.timeout:g} s in the options but the ranks were joined with {world.timeout:g} s; "
                 f"say open_world(timeout={config.timeout:g})"
             )
-    manifest, shard = load_shard(folder, world)
-    trainer = make_trainer(shard, config, world, model)
-    del shard
+    loaded = load_shard(folder, world)
+    manifest = loaded.manifest
+    trainer = make_trainer(loaded.shard, config, world, model)
+    del loaded
     room = require_room(trainer)
     run_folder = _agree_run_folder(run, manifest, trainer)
     console.print(headline(trainer, manifest), room, sep="\n", highlight=False, soft_wrap=True)

@@ -14,7 +14,7 @@ The folder
 - ``manifest.json`` MUST be one JSON object with ``format`` = "fullgraph-shards", ``format_version`` = 1 and the fields
   of `Manifest`. It MUST be written last: a folder without it is not a build.
 - ``files`` MUST list one file a part, in order of part, each by its plain name in the folder (no separator), its size
-  in bytes and the hex xxh3-64 of its content.
+  in bytes and the hex xxh3-64 of its content; and MAY give the numbers of owned ``nodes`` and stored ``edges``.
 - A file MUST appear under its name complete, by rename. A build MUST NOT be changed afterwards.
 - ``build_id`` MUST be the same in the manifest and in every shard, and MUST differ between builds whose content,
   partition or options differ.
@@ -75,7 +75,7 @@ import scipy.sparse as sp
 import xxhash
 from numpy.typing import NDArray
 
-from fullgraph.files import appears_by_rename, checksum, sync
+from fullgraph.files import FileEntry, appears_by_rename, checksum, sync
 from fullgraph.hdf5 import (
     FormatError,
     dtype_names,
@@ -316,20 +316,13 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardFile:
-    path: str
-    """File name inside the folder; MUST NOT hold a separator."""
-    bytes: int
-    xxh3: str
-    """Hex xxh3-64 of the whole file."""
+class ShardFile(FileEntry):
+    """A shard in the manifest."""
 
-    def __post_init__(self) -> None:
-        if self.path in ("", ".", "..") or any(mark in self.path for mark in "/\\:\0"):
-            raise ValueError(f"{self.path!r} is not the plain name of a file in the folder")
-        if self.bytes < 0:
-            raise ValueError(f"{self.path}: {self.bytes} bytes; expected 0 or more")
-        if len(self.xxh3) != 16 or not set(self.xxh3) <= set("0123456789abcdef"):
-            raise ValueError(f"{self.path}: xxh3 is {self.xxh3!r}; expected 16 hex digits")
+    nodes: int | None = None
+    """Owned nodes; None in manifests of old."""
+    edges: int | None = None
+    """In-edges stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,6 +363,12 @@ class Manifest:
         edges = [self.graph["num_nodes"], self.sums.get("src"), self.sums.get("dst")]
         return xxhash.xxh3_64(json.dumps(edges).encode()).hexdigest()
 
+    @property
+    def content_id(self) -> str:
+        """Equal for graphs that are equal in every number that training sees, however they are partitioned."""
+        content = [self.graph["num_nodes"], self.graph["num_edges"], sorted(self.sums.items())]
+        return xxhash.xxh3_64(json.dumps(content).encode()).hexdigest()
+
 
 # ---------------------------------------------------------------------------------------------------------- writing
 
@@ -393,7 +392,13 @@ def write_shard(path: str | Path, shard: Shard) -> ShardFile:
                 _write(file, shard)
         except RuntimeError as error:  # what h5py makes of a disk that fills up while it closes a file
             raise OSError(f"{path}: cannot be written ({error})") from None
-        return ShardFile(path=path.name, bytes=temporary.stat().st_size, xxh3=checksum(temporary))
+        return ShardFile(
+            path=path.name,
+            bytes=temporary.stat().st_size,
+            xxh3=checksum(temporary),
+            nodes=shard.num_owned,
+            edges=shard.num_edges,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -427,11 +432,11 @@ def reserve_shard(path: str | Path, shard: Shard, features: Reserved) -> int:
     return 0 if offset is None else int(offset)  # None where there is no byte to write
 
 
-def seal_shard(path: str | Path) -> ShardFile:
-    """Put a shard that was filled in on disk. Returns its manifest entry."""
+def seal_shard(path: str | Path, nodes: int, edges: int) -> ShardFile:
+    """Put a shard of so many nodes and edges that was filled in on disk. Returns its manifest entry."""
     path = Path(path)
     sync(path)
-    return ShardFile(path=path.name, bytes=path.stat().st_size, xxh3=checksum(path))
+    return ShardFile(path=path.name, bytes=path.stat().st_size, xxh3=checksum(path), nodes=nodes, edges=edges)
 
 
 def _write(file: h5py.File, shard: Shard) -> None:
@@ -511,10 +516,16 @@ def _parse_manifest(content: dict[str, Any]) -> Manifest:
         fields = {"path": str, "bytes": int, "xxh3": str}
         if not isinstance(file, dict) or not all(isinstance(file.get(key), kind) for key, kind in fields.items()):
             raise ValueError(f"files[{place}] is {file!r}; expected path, bytes and xxh3")
+        counts: list[Any] = [file.get(key) for key in ("nodes", "edges")]
+        if counts != [None, None] and not all(_is_int(count) and count >= 0 for count in counts):
+            raise ValueError(f"files[{place}]: nodes and edges are {counts}; expected two numbers of 0 or more")
     return Manifest(
         format_version=content["format_version"],
         changes=tuple(map(str, content["changes"])),
-        files=tuple(ShardFile(path=file["path"], bytes=file["bytes"], xxh3=file["xxh3"]) for file in content["files"]),
+        files=tuple(
+            ShardFile(**{key: file.get(key) for key in ("path", "bytes", "xxh3", "nodes", "edges")})
+            for file in content["files"]
+        ),
         **{key: content[key] for key in ("build_id", "parts", "graph", "partition", "sums")},
     )
 
@@ -563,7 +574,7 @@ def stored_features(folder: str | Path, part: int, *, manifest: Manifest) -> tup
     return size, values
 
 
-def check_file(folder: str | Path, entry: ShardFile, *, verify: bool = True, build_id: str = "") -> None:
+def check_file(folder: str | Path, entry: FileEntry, *, verify: bool = True, build_id: str = "") -> None:
     """Raise `FormatError` where a listed file is missing or differs in size or, with ``verify``, in checksum."""
     path = Path(folder) / entry.path
     if not path.is_file():

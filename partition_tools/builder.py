@@ -110,12 +110,14 @@ def _write_shards(cutter: Cutter, build_id: str, folder: Path, progress: Progres
     paths = [folder / part_name(q, cutter.parts) for q in range(cutter.parts)]
     files: list[ShardFile] = []
     places: list[int] = []
+    counts: list[tuple[int, int]] = []
     for q, path in enumerate(paths):
         shard, features = cutter.shard(q, build_id, edges, in_weight), cutter.reserved(q)
         if features is None:
             files.append(write_shard(path, shard))
         else:
             places.append(reserve_shard(path, shard, features))
+        counts.append((shard.num_owned, shard.num_edges))
         del shard
         if progress is not None:
             progress(q + 1, cutter.parts)
@@ -123,7 +125,7 @@ def _write_shards(cutter: Cutter, build_id: str, folder: Path, progress: Progres
     shutil.rmtree(scratch, ignore_errors=True)
     if cutter.x is not None and not isinstance(cutter.x, sp.csr_array):
         _deal_out(cutter.x, cutter.small_part, paths, places)
-        files = [seal_shard(path) for path in paths]
+        files = [seal_shard(path, *count) for path, count in zip(paths, counts, strict=True)]
     return tuple(files)
 
 

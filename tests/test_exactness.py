@@ -214,7 +214,7 @@ def train_on_ranks(world: World, runs: list[tuple[Path, TrainConfig]]) -> list[C
 
 
 def _train(world: World, folder: Path, config: TrainConfig) -> Course:
-    _, shard = load_shard(folder, world)
+    shard = load_shard(folder, world).shard
     trainer = make_trainer(shard, config, world)
     model = trainer.model
     trainer.gradients(0)

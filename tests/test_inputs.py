@@ -235,7 +235,7 @@ class Gated(nn.Module):
 
 
 def losses_of_own(world: World, folder: Path) -> list[float]:
-    _, shard = load_shard(folder, world)
+    shard = load_shard(folder, world).shard
     trainer = make_trainer(shard, options(), world, Gated)
     return [trainer.step(step)[0]["loss"] for step in range(4)]
 
@@ -314,7 +314,7 @@ def test_a_graph_without_features_is_refused_with_what_to_do() -> None:
 
 
 def look_into(world: World, folder: Path) -> dict[str, Any]:
-    _, shard = load_shard(folder, world)
+    shard = load_shard(folder, world).shard
     trainer = make_trainer(shard, options(model="gcn", layers=2), world)
     assert trainer.table is not None
     assert trainer.part.training is not None
@@ -481,7 +481,7 @@ def test_the_subgraphs_shards_are_those_that_are_built_of_it(ranks: RankPool, na
 def inductive_losses(world: World, folder: Path, configs: list[TrainConfig]) -> list[list[float]]:
     out = []
     for config in configs:
-        _, shard = load_shard(folder, world)
+        shard = load_shard(folder, world).shard
         trainer = make_trainer(shard, config, world)
         out.append([trainer.step(step)[0]["loss"] for step in range(4)])
         assert trainer.whole.num_nodes_global == shard.num_nodes_global

@@ -215,7 +215,7 @@ def test_an_error_that_all_ranks_know_is_shown_once(
 ) -> None:
     """A wrong number of ranks, a folder that is none, and flags that are wrong."""
     jobs = [
-        (start(2, command, train_arguments(shards[3], tmp_path / "a")), 1, "holds 3 parts but 2 ranks were started"),
+        (start(2, command, train_arguments(shards[1], tmp_path / "a")), 1, "holds 1 part but 2 ranks were started"),
         (start(2, command, train_arguments(tmp_path / "none", tmp_path / "b")), 1, "none: no such folder; build it"),
         (start(2, command, train_arguments(shards[2], tmp_path / "c", "--lr", "-1")), 2, "--lr is -1.0; expected a"),
     ]

@@ -75,7 +75,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_what_is_kept_for_backward(model: Any, way: str, shards: Path) -> None:
     config = TrainConfig(**{"model": model, "hidden": 16, "heads": 2, **WAYS[way]})
     world = World()
-    trainer = make_trainer(load_shard(shards, world)[1], config, world)
+    trainer = make_trainer(load_shard(shards, world).shard, config, world)
     told = memory_by_tensor(config, rank_rows(trainer), features=20, outputs=6, layer0=trainer.part.input.mode)
     kept = sum(value for name, value in told.items() if name.startswith("layer "))
     loss = 3 * len(trainer.train_rows) * 6 * torch.get_default_dtype().itemsize

@@ -75,7 +75,7 @@ def ran(world: World, folder: Path, options: dict[str, Any], steps: int = 6, by_
     """Losses, weights and what was sent of a short run on this rank."""
     world = dataclasses.replace(world, meter=type(world.meter)())
     config = TrainConfig(**CHEAP | options)
-    trainer = make_trainer(load_shard(folder, world)[1], config, world)
+    trainer = make_trainer(load_shard(folder, world).shard, config, world)
     if by_cache:
         trainer.policy = Policy(cached(config), trainer.world, config.seed)
     ages, records, ledgers, predicted = [], [], [], []

@@ -35,7 +35,7 @@ class Own(nn.Module):
 def stated(
     world: World, folder: Path, options: TrainConfig, available: list[int], model: Any = None, places: Any = ("a",) * 4
 ) -> str:
-    _, shard = load_shard(folder, world)
+    shard = load_shard(folder, world).shard
     trainer = make_trainer(shard, options, world, model)
     with (
         mock.patch.object(fullgraph.memory, "available_memory", return_value=available[world.rank]),

@@ -119,10 +119,10 @@ def error_on(
     return str(found[0])
 
 
-@pytest.mark.parametrize(("parts", "size"), [(3, 2), (2, 3), (2, 1), (1, 2)])
-def test_more_or_fewer_ranks_than_parts(ranks: RankPool, shards: dict[int, Path], parts: int, size: int) -> None:
+@pytest.mark.parametrize(("parts", "size"), [(2, 3), (1, 2)])
+def test_more_ranks_than_parts(ranks: RankPool, shards: dict[int, Path], parts: int, size: int) -> None:
     text = error_on(ranks, size, shards[parts])
-    assert f"{shards[parts]} holds {parts} parts but {size} ranks were started" in text
+    assert f"{shards[parts]} holds {parts} part{'s' * (parts > 1)} but {size} ranks were started" in text
     assert f"torchrun --nproc-per-node {parts}" in text
     assert f"build again with --parts {size}" in text
 
@@ -174,7 +174,8 @@ def test_a_damaged_shard(ranks: RankPool, damaged: Path, damage: Callable[[Path]
     path = damaged / part_name(1, 2)
     damage(path)
     found = error_on(ranks, 2, damaged)
-    assert found.startswith(f"load (rank 1): {path}: ")
+    who = "rank 1" if path.exists() else "all ranks"  # what is there one rank reads, what is not all miss
+    assert found.startswith(f"load ({who}): {path}: ")
     assert text in found
     assert "copy the file again from where it was built, or build the folder again" in found
 
@@ -356,7 +357,7 @@ def test_weights_that_differ_are_refused(ranks: RankPool, shards: dict[int, Path
 def initial_weights(world: World, folder: Path, options: TrainConfig) -> list[Tensor]:
     torch.manual_seed(world.rank)  # of no consequence
     torch.rand(world.rank)
-    _, shard = load_shard(folder, world)
+    shard = load_shard(folder, world).shard
     return list(make_trainer(shard, options, world).model.state_dict().values())
 
 
@@ -450,7 +451,7 @@ def train_in(world: World, place: Path, folders: list[Path]) -> Path:
 
 def scores_of_state(world: World, folder: Path, state: Path) -> dict[str, Any]:
     saved = torch.load(state, weights_only=True)
-    _, shard = load_shard(folder, world)
+    shard = load_shard(folder, world).shard
     trainer = make_trainer(shard, TrainConfig(**saved["config"]), world)
     trainer.model.load_state_dict(saved["model"])
     return trainer.evaluate()
@@ -665,7 +666,7 @@ def test_weights_that_are_not_finite_are_named_and_statistics_kept(
 
 
 def broken_step(world: World, folder: Path, options: TrainConfig) -> tuple[str, bool]:
-    _, shard = load_shard(folder, world)
+    shard = load_shard(folder, world).shard
     trainer = make_trainer(shard, options, world)
     model: Any = trainer.model
     with torch.no_grad():
