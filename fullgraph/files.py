@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ def appears_by_rename(path: Path) -> Iterator[Path]:
     Where the block raises, ``path`` is left as it was and the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    _remove_left_behind(path)
     try:
         yield temporary
         sync(temporary)
@@ -44,6 +46,25 @@ def appears_by_rename(path: Path) -> Iterator[Path]:
         sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _remove_left_behind(path: Path) -> None:
+    """Remove what processes of this host that are no more left of writing ``path``."""
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        number = old.name.split(".")[-2]
+        with contextlib.suppress(OSError):
+            if number.isdecimal() and not _lives(int(number)):
+                old.unlink()
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def checksum(path: str | Path) -> str:

@@ -7,12 +7,18 @@ that neither another file is opened nor more memory allocated than the file is l
 from __future__ import annotations
 
 import math
+import mmap
 import os
+import struct
 from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
+
+_HEAP = b"GCOL\x01\0\0\0"
+_LENGTH = struct.Struct("<Q")
+_HEAP_OBJECT = struct.Struct("<HxxxxxxQ")
 
 
 class FormatError(ValueError):
@@ -42,6 +48,44 @@ def require_each(good: NDArray[np.bool_], dataset: str, values: NDArray[Any], ex
 
 def dtype_names(dtypes: tuple[np.dtype[Any], ...]) -> str:
     return " or ".join(str(dtype) for dtype in dtypes)
+
+
+def check_heaps(file: h5py.File) -> None:
+    """Raise `FormatError` where reading a string could never end; to be called before any is read.
+
+    HDF5 keeps strings in global heaps (HDF5 file format specification, III.E): a header of 16 bytes, then objects of a
+    header of 16 bytes (index, references, size) and their bytes. Object 0 is the free space, whose size counts the
+    header; the library steps over it by that size, so a size of 0 holds it for ever.
+    """
+    size = os.path.getsize(file.filename)
+    taken: list[tuple[int, int]] = []
+
+    def note(_: str, node: Any) -> None:
+        if isinstance(node, h5py.Dataset) and (at := node.id.get_offset()) is not None:
+            taken.append((at, at + node.id.get_storage_size()))
+
+    file.visititems(note)
+    with open(file.filename, "rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        first = 0
+        for start, end in [*sorted(taken), (size, size)]:  # between the data of datasets
+            at = content.find(_HEAP, first, start)
+            while at >= 0:
+                _check_heap(content, at, size)
+                at = content.find(_HEAP, at + 1, start)
+            first = max(first, end)
+
+
+def _check_heap(content: mmap.mmap, at: int, size: int) -> None:
+    (length,) = _LENGTH.unpack_from(content, at + 8) if at + 16 <= size else (0,)
+    end = min(at + length, size)
+    place = at + 16
+    while place + 16 <= end:
+        index, stored = _HEAP_OBJECT.unpack_from(content, place)
+        if index == 0 and stored < 16:
+            raise FormatError(
+                f"the heap of strings at byte {at} has {stored} bytes of free space; expected at least 16"
+            )
+        place += stored if index == 0 else 16 + -(-stored // 8) * 8
 
 
 def read_attribute(file: h5py.File, name: str, kind: type) -> Any:

@@ -28,7 +28,7 @@ from fullgraph.kernels import SparseRows
 from fullgraph.loading import load_shard
 from fullgraph.metrics import Scores, Target, choose_target, fit_labels, run_model, score
 from fullgraph.models import GNN, build_model
-from fullgraph.runlog import plain, show
+from fullgraph.runlog import plain, read_state, show
 from fullgraph.shards import Manifest, Shard
 from fullgraph.view import GraphPart, Pass, make_part
 from fullgraph.world import World
@@ -60,7 +60,7 @@ def load_trained(
     run, folder = Path(run), Path(folder)
     with world.stage("run"):
         config, record = read_config(run)
-        saved = _read_state(run / f"{state}.pt")
+        saved = read_state(run / f"{state}.pt")
     loaded = load_shard(folder, world)
     manifest, shard = loaded.manifest, loaded.shard
     with world.stage("run"):
@@ -160,19 +160,6 @@ def _saved_features(saved: dict[str, Any], path: Path, manifest: Manifest, colum
         found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(f"{path}: features is {found}; expected the learned features {list(shape)} of every node")
     return features
-
-
-def _read_state(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise ValueError(f"{path} does not exist; the run did not end, or this is not its folder")
-    try:
-        # Mapped, not read: of the features of all nodes a rank takes its own.
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as e:
-        raise ValueError(f"{path} cannot be read as a state: {str(e).splitlines()[0]}") from None
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise ValueError(f"{path} holds no model's weights")
-    return state
 
 
 # ------------------------------------------------------------------------------------------------------ predictions

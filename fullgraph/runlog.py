@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import time
+import zipfile
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from fullgraph.metrics import Scores
 
 def write_json(path: Path, value: Any) -> None:
     """A file that appears whole or not at all."""
-    with appears_by_rename(path) as temporary:
+    with _told(path), appears_by_rename(path) as temporary:
         temporary.write_text(json.dumps(plain(value), indent=2) + "\n")
 
 
@@ -40,8 +43,44 @@ def plain(value: Any) -> Any:
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
     """Tensors and plain values, to be read with ``torch.load(path, weights_only=True)``."""
-    with appears_by_rename(path) as temporary:
+    with _told(path), appears_by_rename(path) as temporary:
         torch.save(state, temporary)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What `write_state` wrote of a model; ``ValueError`` names the file where it is not whole. Tensors are mapped, not
+    read: of the features of all nodes a rank takes its own."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; the run did not end, or this is not its folder")
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch writes checksums, and does not look at them
+            if (damaged := archive.testzip()) is not None:
+                raise ValueError(f"{damaged} differs from its checksum")
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as e:
+        reason = next(iter(str(e).splitlines()), type(e).__name__)
+        raise ValueError(f"{path} cannot be read as a state: {reason}") from None
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise ValueError(f"{path} holds no model's weights")
+    return state
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """An error of writing names the file and what to do; torch tells of a full disk by an error of its own."""
+    try:
+        yield
+    except (OSError, RuntimeError) as e:
+        reason = e.strerror if isinstance(e, OSError) and e.strerror else next(iter(str(e).splitlines()), "no reason")
+        raise OSError(f"{path}: cannot be written ({reason}); {_remedy(path)}") from e
+
+
+def _remedy(path: Path) -> str:
+    folder = path.parent
+    free = shutil.disk_usage(folder).free if folder.is_dir() else None
+    if free is None:
+        return f"{folder} is gone: start again, and leave the run's folder alone"
+    return f"{free / 1e6:,.1f} MB are free there: make room, or name another folder with --run"
 
 
 def create_run_folder(path: Path) -> Path:
@@ -50,7 +89,10 @@ def create_run_folder(path: Path) -> Path:
         raise ValueError(f"{path} already holds a run; name another folder with --run, or remove it first")
     if path.is_dir() and any(path.iterdir()):
         raise ValueError(f"{path} is not empty; name another folder with --run")
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise OSError(f"{path} cannot be made ({e.strerror}); name another folder with --run") from None
     return path
 
 
@@ -84,8 +126,8 @@ class RunLog:
         try:
             self._file.write(json.dumps(plain(record | (scores or {}))) + "\n")
         except OSError as e:
-            remedy = "free some space, or name another folder with --run"
-            raise OSError(e.errno, f"{e.strerror}; {remedy}", self._file.name) from e
+            path = Path(self._file.name)
+            raise OSError(f"{path}: cannot be written ({e.strerror}); {_remedy(path)}") from e
         self._scores = scores or self._scores
         done, now = record["epoch"] + 1, time.monotonic()
         self._progress.update(self._task, completed=done, facts=self.facts(record))

@@ -78,6 +78,7 @@ from numpy.typing import NDArray
 from fullgraph.files import FileEntry, appears_by_rename, checksum, sync
 from fullgraph.hdf5 import (
     FormatError,
+    check_heaps,
     dtype_names,
     find_dataset,
     read_attribute,
@@ -604,6 +605,7 @@ def _read(path: Path, features: bool) -> Shard:
     try:
         # Locking off: readers never write, and network file systems refuse locks.
         with h5py.File(path, "r", locking=False) as file:
+            check_heaps(file)
             values = _read_attributes(file)
             for field, (dataset, dtypes, dimensions) in _DATASETS.items():
                 missing = field in _OPTIONAL and find_dataset(file, dataset) is None
@@ -617,7 +619,7 @@ def _read(path: Path, features: bool) -> Shard:
             values["node_ids"] = _read_ids(file)
     except FormatError:
         raise
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
         # The variable overrides what a program asks for.
         locked = "; unset HDF5_USE_FILE_LOCKING, reading needs no locks" if "lock file" in str(error) else ""
         raise FormatError(f"HDF5 cannot read it ({error}){locked}") from None

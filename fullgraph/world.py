@@ -376,9 +376,16 @@ def open_world(
         dist.init_process_group("gloo", timeout=span)
     except Exception as e:
         where = f"{env.get('MASTER_ADDR', '?')}:{env.get('MASTER_PORT', '?')}"
+        taken = "EADDRINUSE" in str(e)
+        remedy = (
+            "another program has that port: end it, or start all ranks with another MASTER_PORT (--master-port)"
+            if taken
+            else "check that all ranks were started and that the address can be reached (GLOO_SOCKET_IFNAME names the "
+            "network interface)"
+        )
+        reason = "the address is in use" if taken else str(e).strip().rstrip(".")
         raise ValueError(
-            f"rank {rank} of {size} could not join the others at {where} within {timeout:g} s: {e}. Check that all "
-            f"ranks were started and that the address is reachable (GLOO_SOCKET_IFNAME names the network interface)"
+            f"rank {rank} of {size} could not join the others at {where} within {timeout:g} s: {reason}; {remedy}"
         ) from e
     control, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
     world = World(rank, size, local_rank, local_size, device, control, control, store, timeout=timeout)

@@ -16,8 +16,8 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from fullgraph.inference import _read_state, read_config
-from fullgraph.runlog import write_state
+from fullgraph.inference import read_config
+from fullgraph.runlog import read_state, write_state
 from fullgraph.shards import MANIFEST, Shard, part_name, read_manifest, read_shard
 from partition_tools.assign import read_parts
 from partition_tools.builder import build
@@ -195,7 +195,7 @@ OWN: dict[str, Target] = {
         lambda folder: [_build(folder)[0].parent / MANIFEST], lambda folder: read_manifest(folder / "s")
     ),
     "config": Target(_write_config, read_config),
-    "state": Target(_write_state, lambda folder: _read_state(folder / "best.pt")),
+    "state": Target(_write_state, lambda folder: read_state(folder / "best.pt")),
     "parts npy": _write_parts("part.npy"),
     "parts text": _write_parts("part.txt"),
     "resealed shards": Target(_build, _both, reseal=lambda folder: refresh_manifest(folder / "s")),

@@ -276,7 +276,7 @@ def test_ranks_that_do_not_come_are_waited_for_as_long_as_asked(monkeypatch: pyt
     for name, value in {**places, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
         monkeypatch.setenv(name, value)
     text = f"rank 0 of 2 could not join the others at 127.0.0.1:{store.port} within 0.5 s: "
-    with pytest.raises(ValueError, match=re.escape(text) + ".*Check that all ranks were started"):
+    with pytest.raises(ValueError, match=re.escape(text) + ".*; check that all ranks were started"):
         open_world(timeout=0.5, threads=torch.get_num_threads()).__enter__()
     assert not dist.is_initialized()
 

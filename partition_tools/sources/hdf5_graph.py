@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from fullgraph.files import appears_by_rename
-from fullgraph.hdf5 import FormatError, find_dataset, read_attribute, read_dataset
+from fullgraph.hdf5 import FormatError, check_heaps, find_dataset, read_attribute, read_dataset
 from partition_tools.graph import Array, Graph
 from partition_tools.sources import layout
 from partition_tools.sources.fields import Fields
@@ -78,11 +78,12 @@ def _read(spec: str, request: Request) -> Graph:
     try:
         # Locking off: readers never write, and network file systems refuse locks.
         with h5py.File(spec, "r", locking=False) as file:
+            check_heaps(file)
             _check_format(file, spec)
             return layout.graph_of(_H5Fields(file, spec), request)
     except FormatError as fault:
         raise FormatError(fault.message, dataset=fault.dataset, index=fault.index, file=spec) from None
-    except (OSError, RuntimeError, KeyError, TypeError) as error:
+    except (OSError, RuntimeError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"{spec}: HDF5 cannot read it ({error}); it may have been cut short: copy it again") from error
 
 
@@ -136,5 +137,4 @@ READER = Reader(
     description="NAME.h5 as partition_tools.sources.save_h5 writes it: the arrays of plain, with checksums",
     matches=_matches,
     read=_read,
-    takes=frozenset({"index_base"}),
 )

@@ -43,5 +43,4 @@ READER = Reader(
     "node_weight, node_ids",
     matches=_matches,
     read=_read,
-    takes=frozenset({"index_base"}),
 )

@@ -1,0 +1,454 @@
+"""Faults of every kind, done to real runs, and what became of each: the table that ``benchmarks.bench_faults`` prints.
+
+A run is one command in a process group of its own. It must end within a stated time, with a code that is not 0 (or
+with a resume), one message that says who and why, no process left and no file that is half written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from fullgraph.shards import MANIFEST, part_name
+from partition_tools.builder import build
+from partition_tools.graph import Graph, Splits
+from tests.builds import assignment
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT = 5
+"""Seconds, as ``--timeout`` of the runs."""
+LIMIT = 90.0
+"""Seconds from the fault to the end of the run, at most: the timeout, and the launcher's 30 s for a stopped rank."""
+STAGES = ("load", "plan", "forward", "backward", "gradient sum", "evaluation", "save")
+_MARK = "FAULT_RUN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one fault."""
+
+    fault: str
+    seconds: float
+    """From the fault to the end of the run."""
+    code: int | None
+    """Exit code; None where the run had to be ended."""
+    message: str
+    """The lines of standard error that are ours, or its last."""
+    orphans: int
+    left: tuple[str, ...]
+    """Names of files that should not be there."""
+    ends: str = "error"
+    """"error": with a message and a code; "goes on": as if nothing had been."""
+
+    @property
+    def good(self) -> bool:
+        ended = self.code == 0 if self.ends == "goes on" else self.code not in (0, None) and bool(self.message)
+        return ended and self.seconds <= LIMIT and not self.orphans and not self.left
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where faults happen: a folder with shards for two ranks."""
+
+    folder: Path
+
+    @property
+    def shards(self) -> Path:
+        return self.folder / "shards"
+
+    def fresh(self, name: str) -> Path:
+        path = self.folder / name
+        if path.exists():
+            shutil.rmtree(path)
+        return path
+
+    def copy(self, name: str) -> Path:
+        return Path(shutil.copytree(self.shards, self.fresh(name)))
+
+    @classmethod
+    def make(cls, folder: Path) -> Place:
+        place = cls(folder)
+        build(_graph(), assignment(np.arange(400) % 2, 2), place.shards)
+        return place
+
+
+def _graph(seed: int = 0) -> Graph:
+    rng = np.random.default_rng(seed)
+    kind = rng.integers(0, 3, (1, 400))
+    return Graph(
+        name="faults",
+        num_nodes=400,
+        src=rng.integers(0, 400, 2000),
+        dst=rng.integers(0, 400, 2000),
+        x=rng.standard_normal((400, 16), dtype=np.float32),
+        y=rng.integers(0, 4, 400),
+        splits=Splits(train=kind == 0, val=kind == 1, test=kind == 2),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- a run
+
+
+def train(shards: Path, run: Path, *flags: str) -> list[str]:
+    """A run that would take hours."""
+    flags = ("--model", "gcn", "--hidden", "8", "--epochs", "1000000", "--timeout", str(TIMEOUT), *flags)
+    return [sys.executable, "-m", "fullgraph", "train", str(shards), "--run", str(run), *flags]
+
+
+def watch(
+    fault: str,
+    command: list[str],
+    *,
+    looked_at: tuple[Path, ...] = (),
+    env: dict[str, str] | None = None,
+    mark: Path | None = None,
+    during: Callable[[subprocess.Popen[str]], float | None] | None = None,
+    ends: str = "error",
+) -> Outcome:
+    """Run a command to its end. The fault is there from the start, or happens when ``mark`` is made, or is done by
+    ``during``, which returns its time."""
+    name = uuid.uuid4().hex
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    environment |= {"PYTHONPATH": str(ROOT), _MARK: name, **(env or {})}
+    start = time.time()
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()))
+    reader.start()
+    try:
+        at = None if during is None else during(process)
+    except TimeoutError:
+        process.kill()
+        at = None
+    code: int | None
+    try:
+        code = process.wait(LIMIT + 60)
+    except subprocess.TimeoutExpired:
+        code = None
+    end = time.time()
+    if mark is not None and mark.exists():
+        at = mark.stat().st_mtime
+    time.sleep(0.2)
+    orphans = _marked(name)
+    for orphan in orphans:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            orphan.kill()
+    reader.join(10)
+    return Outcome(
+        fault=fault,
+        seconds=round(end - (at or start), 1),
+        code=code,
+        message=_message(lines),
+        orphans=len(orphans),
+        left=tuple(sorted(str(path.relative_to(top)) for top in looked_at for path in _half_written(top))),
+        ends=ends,
+    )
+
+
+def _marked(name: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(_MARK) == name and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _message(lines: list[str]) -> str:
+    ours = [line.strip() for line in lines if ": error: " in line]
+    rest = [line.strip() for line in lines if line.strip()]
+    return " | ".join(ours) if ours else rest[-1] if rest else ""
+
+
+def _half_written(top: Path) -> Iterator[Path]:
+    """Temporary files; and files under their own names that do not read."""
+    for path in top.rglob("*") if top.is_dir() else ():
+        if (
+            path.name.endswith(".tmp")
+            or ".building" in path.name
+            or (path.suffix == ".pt" and path.is_file() and path.stat().st_size < 100)
+        ):
+            yield path
+
+
+# --------------------------------------------------------------------------------------------------- ranks that fail
+
+
+def at_stage(place: Place, stage: str, kind: str, rank: int) -> Outcome:
+    """A rank gets SIGKILL, SIGSTOP or no more memory as it comes to a stage."""
+    run, mark = place.fresh("run"), place.folder / "mark"
+    mark.unlink(missing_ok=True)
+    fault = {"stage": stage, "kind": kind, "rank": rank, "mark": str(mark)}
+    names = {"kill": "SIGKILL", "stop": "SIGSTOP for good", "memory": "out of memory"}
+    flags = ("--eval-every", "3") + (("--epochs", "4") if stage == "save" else ())
+    return watch(
+        f"{names[kind]}: rank {rank} at {stage}",
+        train(place.shards, run, *flags),
+        looked_at=(place.shards, run),
+        env={"PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "faulty"), str(ROOT)]), "FAULT": json.dumps(fault)},
+        mark=mark,
+    )
+
+
+def straggler(place: Place) -> Outcome:
+    """A rank stops, and goes on before the others give up."""
+    run, mark = place.fresh("run"), place.folder / "mark"
+    mark.unlink(missing_ok=True)
+    fault = {"stage": "forward", "kind": "stop", "rank": 1, "mark": str(mark)}
+
+    def wake(process: subprocess.Popen[str]) -> None:
+        _wait_for(mark.exists)
+        time.sleep(TIMEOUT / 2)
+        for rank in psutil.Process(process.pid).children(recursive=True):
+            rank.send_signal(signal.SIGCONT)
+
+    return watch(
+        f"SIGSTOP: rank 1 for {TIMEOUT / 2:g} s",
+        train(place.shards, run, "--epochs", "6"),
+        env={"PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "faulty"), str(ROOT)]), "FAULT": json.dumps(fault)},
+        looked_at=(place.shards, run),
+        mark=mark,
+        during=wake,
+        ends="goes on",
+    )
+
+
+def launcher_killed(place: Place) -> Outcome:
+    run = place.fresh("run")
+
+    def kill(process: subprocess.Popen[str]) -> float:
+        _wait_for_epochs(run)
+        process.kill()
+        time.sleep(1)  # the kernel tells the ranks
+        return time.time()
+
+    outcome = watch("SIGKILL: the launcher", train(place.shards, run), looked_at=(run,), during=kill)
+    # Nobody is left to speak; that no rank trains on is what is asked.
+    return Outcome(**vars(outcome) | {"message": outcome.message or "(nobody is left to say anything)"})
+
+
+def _wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the run did not come so far")
+        time.sleep(0.05)
+
+
+def _wait_for_epochs(run: Path) -> None:
+    metrics = run / "metrics.jsonl"
+    _wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2)
+
+
+# ------------------------------------------------------------------------------------------------ disks and folders
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of its own; needs root."""
+    folder.mkdir(exist_ok=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True, capture_output=True
+    )
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def can_mount() -> bool:
+    return os.geteuid() == 0 and shutil.which("mount") is not None and shutil.which("unshare") is not None and _mounts()
+
+
+def _mounts() -> bool:
+    return subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "x", "/mnt"], capture_output=True).returncode == 0
+
+
+def disk_full_while_building(place: Place) -> Outcome:
+    with small_disk(place.folder / "disk", "160k") as disk:
+        build_command = ["build", "demo:communities?nodes=500", "--parts", "2", "--out", str(disk / "s")]
+        return watch("disk full: shards", [sys.executable, "-m", "partition_tools", *build_command], looked_at=(disk,))
+
+
+def disk_full_while_logging(place: Place) -> Outcome:
+    with small_disk(place.folder / "disk", "64k") as disk:
+        return watch("disk full: metrics.jsonl", train(place.shards, disk / "run"), looked_at=(disk,))
+
+
+def disk_full_while_saving(place: Place) -> Outcome:
+    with small_disk(place.folder / "disk", "256k") as disk:
+        flags = ("--epochs", "3", "--hidden", "4096")
+        return watch("disk full: state", train(place.shards, disk / "run", *flags), looked_at=(disk,))
+
+
+def read_only_run_folder(place: Place) -> Outcome:
+    with small_disk(place.folder / "disk", "1m") as disk:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        return watch("read-only: run folder", train(place.shards, disk / "run"), looked_at=(disk,))
+
+
+def vanished_run_folder(place: Place) -> Outcome:
+    run = place.fresh("run")
+
+    def remove(process: subprocess.Popen[str]) -> float:
+        _wait_for_epochs(run)
+        shutil.rmtree(run)
+        process.send_signal(signal.SIGTERM)  # the run ends, and would save
+        return time.time()
+
+    return watch("vanished: run folder", train(place.shards, run), looked_at=(place.shards,), during=remove)
+
+
+def vanished_shards(place: Place) -> Outcome:
+    shards = place.copy("copy")
+    (shards / part_name(1, 2)).unlink()
+    return watch("vanished: a shard", train(shards, place.fresh("run")))
+
+
+# ------------------------------------------------------------------------------------------------------ wrong builds
+
+
+def stale_manifest(place: Place) -> Outcome:
+    shards = place.copy("copy")
+    build(_graph(1), assignment(np.arange(400) % 2, 2), place.fresh("other"))
+    shutil.copy(place.folder / "other" / MANIFEST, shards)
+    return watch("stale manifest", train(shards, place.fresh("run")))
+
+
+def leftovers(place: Place) -> Outcome:
+    """A folder that a killed build left is no build; the next one takes its place."""
+    shards = place.copy("copy")
+    (shards / MANIFEST).unlink()
+    return watch("leftovers of an older build", train(shards, place.fresh("run")))
+
+
+def damaged_shard(place: Place) -> Outcome:
+    shards = place.copy("copy")
+    path = shards / part_name(1, 2)
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    return watch("a flipped bit: shard", train(shards, place.fresh("run")))
+
+
+def two_builds(place: Place) -> Outcome:
+    """Two builds into one folder at once: one is whole, the other says so."""
+    out = place.fresh("twice")
+    command = [sys.executable, "-m", "partition_tools", "build", "demo:communities?nodes=3000", "--parts", "2"]
+    others: list[subprocess.Popen[bytes]] = []
+
+    def second(_: subprocess.Popen[str]) -> None:
+        others.append(
+            subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT)
+        )
+
+    outcome = watch("two builds into one folder", [*command, "--out", str(out)], during=second)
+    _, said = others[0].communicate(timeout=120)
+    codes = sorted([outcome.code or 0, others[0].returncode])
+    left = tuple(path.name for path in place.folder.iterdir() if ".building" in path.name)
+    text = outcome.message or _message(said.decode().splitlines())
+    facts = {"code": 2 if codes == [0, 2] else codes[1], "message": text, "left": left}
+    return Outcome(**vars(outcome) | facts)
+
+
+# ----------------------------------------------------------------------------------------------------------- network
+
+
+def _rank_env(rank: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def port_in_use(place: Place) -> Outcome:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        env = _rank_env(0, taken.getsockname()[1])
+        return watch("a port in use", train(place.shards, place.fresh("run")), env=env)
+
+
+def unreachable(place: Place) -> Outcome:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        env = _rank_env(1, closed.getsockname()[1])
+        return watch("an unreachable rendezvous", train(place.shards, place.fresh("run")), env=env)
+
+
+def missing_rank(place: Place) -> Outcome:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return watch("a rank that never comes", train(place.shards, place.fresh("run")), env=_rank_env(0, port))
+
+
+def not_finite(place: Place) -> Outcome:
+    run = place.fresh("run")
+    return watch(
+        "a loss that is not finite",
+        train(place.shards, run, "--lr", "1e30", "--optimizer", "sgd"),
+        looked_at=(run,),
+    )
+
+
+def wrong_number_of_ranks(place: Place) -> Outcome:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m"]
+    command = train(place.shards, place.fresh("run"))
+    return watch("more ranks than parts", [*torchrun, *(f"{w}-dir" if w == "--run" else w for w in command[2:])])
+
+
+Scenario = Callable[[Place], Outcome]
+
+
+def _staged(stage: str, kind: str, rank: int) -> Scenario:
+    return lambda place: at_stage(place, stage, kind, rank)
+
+
+SCENARIOS: dict[str, Scenario] = {
+    **{f"kill {rank} at {stage}": _staged(stage, "kill", rank) for stage in STAGES for rank in (0, 1)},
+    **{f"stop 1 at {stage}": _staged(stage, "stop", 1) for stage in ("plan", "forward", "gradient sum")},
+    "stop 0 at forward": _staged("forward", "stop", 0),
+    "memory 1 at forward": _staged("forward", "memory", 1),
+    "memory 0 at load": _staged("load", "memory", 0),
+    "straggler": straggler,
+    "launcher": launcher_killed,
+    "disk full: shards": disk_full_while_building,
+    "disk full: logs": disk_full_while_logging,
+    "disk full: state": disk_full_while_saving,
+    "read-only run folder": read_only_run_folder,
+    "vanished run folder": vanished_run_folder,
+    "vanished shard": vanished_shards,
+    "stale manifest": stale_manifest,
+    "leftovers": leftovers,
+    "damaged shard": damaged_shard,
+    "two builds": two_builds,
+    "port in use": port_in_use,
+    "unreachable": unreachable,
+    "missing rank": missing_rank,
+    "not finite": not_finite,
+    "more ranks than parts": wrong_number_of_ranks,
+}
+NEED_MOUNT = frozenset(name for name in SCENARIOS if name.startswith(("disk full", "read-only")))
+del SCENARIOS["kill 1 at save"]  # rank 0 alone saves
