@@ -10,7 +10,7 @@ multiply and xor-shift: xor alone would leave every 2 x 2 minor of the mask depe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,7 @@ class _Mask:
         self.step = max(1, count if ids.is_cuda else _BLOCK * torch.get_num_threads() // max(groups, 1))
         shape = (min(self.step, count), groups)
         self._hash, self._shifted = self.columns.new_empty(shape), self.columns.new_empty(shape)
+        self._keep: Tensor | None = None
 
     def blocks(self) -> Iterator[slice]:
         for start in range(0, self.rows.shape[0], self.step):
@@ -91,6 +92,19 @@ class _Mask:
             h.mul_(factor)
             h.bitwise_xor_(torch.bitwise_right_shift(h, 32, out=shifted).bitwise_and_(_LOW32))
         return torch.ge(h.view(torch.int16)[:, : self.width], self.cut, out=out[:count])
+
+    def drop_(self, rows: Tensor, first: int, *, out: Tensor | None = None, relu: bool) -> None:
+        """``out`` (``rows`` itself by default) becomes dropout of at most ``step`` rows, or of their relu; ``first``
+        is the index of the first."""
+        out = rows if out is None else out
+        if self._keep is None or self._keep.dtype != rows.dtype:
+            self._keep = rows.new_empty(min(self.step, self.rows.shape[0]), self.width)
+        kept = self.draw(slice(first, first + rows.shape[0]), self._keep).mul_(self.scale)
+        if relu:
+            torch.clamp_min(rows, 0, out=out)
+            out.mul_(kept)
+        else:
+            torch.mul(rows, kept, out=out)
 
 
 def keep_mask(ids: Tensor, width: int, p: float, key: MaskKey) -> Tensor:
@@ -116,14 +130,8 @@ def keep_entries(ids: Tensor, columns: Tensor, p: float, key: MaskKey) -> Tensor
 def _drop(x: Tensor, out: Tensor, ids: Tensor, p: float, key: MaskKey, *, relu: bool = False) -> Tensor:
     """``out = dropout(x)``, or of ``relu(x)``, in one pass over memory; ``out`` may be ``x``."""
     mask = _Mask(ids, x.shape[1], p, key)
-    keep = x.new_empty(min(mask.step, x.shape[0]), x.shape[1])
     for block in mask.blocks():
-        kept = mask.draw(block, keep).mul_(mask.scale)
-        if relu:
-            torch.clamp_min(x[block], 0, out=out[block])
-            out[block].mul_(kept)
-        else:
-            torch.mul(x[block], kept, out=out[block])
+        mask.drop_(x[block], block.start, out=out[block], relu=relu)
     return out
 
 
@@ -152,28 +160,75 @@ class _Dropout(torch.autograd.Function):
         return _drop(grad, torch.empty_like(grad), ctx.ids, ctx.p, ctx.key), None, None, None
 
 
-class _ReluDropout(torch.autograd.Function):
-    """In place. What is positive in the result was positive and kept, so backward needs nothing else."""
+@dataclass(frozen=True, eq=False)
+class ReluDropout:
+    """``dropout(relu(y))`` of hidden rows with global ``ids`` [rows]; relu alone where ``p`` is 0 or there is no key.
 
+    The layer that makes the rows applies it to them block by block, and the layer that takes them applies its
+    derivative to their gradient, block by block too, so that no pass over memory is spent on either. Nothing else may
+    take such rows, where gradients are wanted.
+    """
+
+    ids: Tensor
+    p: float
+    key: MaskKey | None
+
+    @property
+    def scale(self) -> float:
+        """The derivative where a row's element is positive; elsewhere it is 0."""
+        return 1.0 if self.key is None else threshold(self.p)[1]
+
+    def over(self, width: int) -> Callable[[Tensor, int], None]:
+        """What applies it to rows [m, width], in place, of which the first has the given index."""
+        if self.key is None:
+            return _relu_
+        mask = _Mask(self.ids, width, self.p, self.key)
+
+        def apply_(rows: Tensor, first: int) -> None:
+            for start in range(0, rows.shape[0], mask.step):
+                part = rows[start : start + mask.step]
+                mask.drop_(part, first + start, relu=True)
+
+        return apply_
+
+
+def _relu_(rows: Tensor, first: int) -> None:
+    torch.clamp_min_(rows, 0)
+
+
+class _Activate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ids: Tensor, p: float, key: MaskKey) -> Tensor:
-        ctx.mark_dirty(x)
-        _drop(x, x, ids, p, key, relu=True)
-        ctx.save_for_backward(x)
-        ctx.scale = threshold(p)[1]
-        return x
+    def forward(ctx: Any, y: Tensor, activation: ReluDropout) -> Tensor:
+        ctx.mark_dirty(y)
+        activation.over(y.shape[1])(y, 0)
+        return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (y,) = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _Derive(torch.autograd.Function):
+    """What is positive in the result was positive and kept, so backward needs nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, activation: ReluDropout) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.scale = activation.scale
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
         out = torch.empty_like(grad)
         step = max(1, _BLOCK * _LANES * torch.get_num_threads() // max(grad.shape[1], 1))
         for start in range(0, grad.shape[0], step):
             block = slice(start, start + step)
-            torch.gt(y[block], 0, out=out[block])
+            torch.gt(x[block], 0, out=out[block])
             out[block].mul_(grad[block]).mul_(ctx.scale)
-        return out, None, None, None
+        return out, None
 
 
 def dropout(x: Tensor, ids: Tensor, p: float, key: MaskKey) -> Tensor:
@@ -183,8 +238,13 @@ def dropout(x: Tensor, ids: Tensor, p: float, key: MaskKey) -> Tensor:
     return _Dropout.apply(x, ids, p, key)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def relu_dropout_(x: Tensor, ids: Tensor, p: float, key: MaskKey) -> Tensor:
-    """``dropout(relu(x))`` in one pass, in the memory of ``x``, which nothing may need as it was."""
-    if p == 0.0 or x.shape[0] == 0:
-        return torch.relu_(x)
-    return _ReluDropout.apply(x, ids, p, key)  # type: ignore[no-any-return, no-untyped-call]
+def activate_(y: Tensor, activation: ReluDropout) -> Tensor:
+    """``activation`` of y [rows, D], in its memory. Its derivative is left to whoever takes the result (``derive``)."""
+    return _Activate.apply(y, activation)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def derive(x: Tensor, activation: ReluDropout | None) -> Tensor:
+    """x [rows, D] itself, which ``activation`` made; the gradient that goes back through here gets its derivative."""
+    if activation is None:
+        return x
+    return _Derive.apply(x, activation)  # type: ignore[no-any-return, no-untyped-call]

@@ -7,6 +7,7 @@ transpose is the same kernel over the transposed CSR. On CUDA the product is ``t
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,9 +52,13 @@ class SparseMatrix:
         counts = torch.bincount(self.indices, minlength=self.shape[1])
         indptr = torch.zeros(self.shape[1] + 1, dtype=self.indptr.dtype, device=self.indptr.device)
         torch.cumsum(counts, 0, out=indptr[1:])
+        indices = self.rows[order]
         values = None if self.values is None else self.values[order]
-        t = SparseMatrix((self.shape[1], self.shape[0]), indptr, self.rows[order], values)
-        return t, order
+        if self.shape[0] == self.shape[1] and torch.equal(indptr, self.indptr) and torch.equal(indices, self.indices):
+            indptr, indices = self.indptr, self.indices  # a symmetric pattern is kept once, and so are equal values
+            if self.values is None or values is None or torch.equal(values, self.values):
+                return self, order
+        return SparseMatrix((self.shape[1], self.shape[0]), indptr, indices, values), order
 
     def scaled(self, rows: Tensor | None, cols: Tensor | None) -> SparseMatrix:
         """``diag(rows) A diag(cols)`` over the same pattern; scales are [m] and [n], None for ones."""
@@ -85,6 +90,32 @@ class SparseMatrix:
             nnz = int(self.indptr[rows])
             self._heads[rows] = SparseMatrix((rows, self.shape[1]), self.indptr[: rows + 1], self.indices[:nnz])
         return self._heads[rows]
+
+    @functools.cached_property
+    def _blocks(self) -> dict[int, list[tuple[slice, SparseMatrix]]]:
+        return {}
+
+    def blocks(self, rows: int) -> list[tuple[slice, SparseMatrix]]:
+        """(rows, the matrix of these rows) for each block of ``rows`` rows, made once; the last may be shorter."""
+        if rows >= self.shape[0]:
+            return [(slice(0, self.shape[0]), self)]
+        if rows not in self._blocks:
+            starts = range(0, self.shape[0], rows)
+            ends = [min(start + rows, self.shape[0]) for start in starts]
+            edges = self.indptr[[*starts, self.shape[0]]].tolist()
+            self._blocks[rows] = [
+                (
+                    slice(start, end),
+                    SparseMatrix(
+                        (end - start, self.shape[1]),
+                        self.indptr[start : end + 1] - first,
+                        self.indices[first:last],
+                        None if self.values is None else self.values[first:last],
+                    ),
+                )
+                for start, end, (first, last) in zip(starts, ends, itertools.pairwise(edges), strict=True)
+            ]
+        return self._blocks[rows]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> SparseMatrix:
         """On ``device``, with values of ``dtype``."""

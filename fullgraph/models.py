@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from fullgraph.attention import attention
 from fullgraph.config import TrainConfig
-from fullgraph.dropout import threshold
+from fullgraph.convolve import ALONE, Surroundings
+from fullgraph.dropout import ReluDropout, activate_, derive, threshold
 from fullgraph.kernels import SparseRows, linear
 from fullgraph.shards import Shard
 from fullgraph.view import LayerView
@@ -32,9 +33,8 @@ class GCNConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
         nn.init.xavier_uniform_(self.weight)
 
-    def forward(self, x: Input, view: LayerView) -> Tensor:
-        y = view.propagate(x, "gcn", self.weight)
-        return y if self.bias is None else y + self.bias
+    def forward(self, x: Input, view: LayerView, around: Surroundings = ALONE) -> Tensor:
+        return view.convolve(x, "gcn", self.weight, bias=self.bias, around=around)
 
 
 class SAGEConv(nn.Module):
@@ -53,12 +53,10 @@ class SAGEConv(nn.Module):
         self.root = nn.Linear(d_in, d_out, bias=False) if root_weight else None
         self.normalize = normalize
 
-    def forward(self, x: Input, view: LayerView) -> Tensor:
-        y = view.propagate(x, "mean", self.neighbor.weight)
-        if self.root is not None:
-            y = y + linear(view.own(x), self.root.weight, self.neighbor.bias)
-        elif self.neighbor.bias is not None:
-            y = y + self.neighbor.bias
+    def forward(self, x: Input, view: LayerView, around: Surroundings = ALONE) -> Tensor:
+        assert not (self.normalize and around.after), "rows are normalised before they are activated"
+        root = None if self.root is None else self.root.weight
+        y = view.convolve(x, "mean", self.neighbor.weight, root, self.neighbor.bias, around)
         return F.normalize(y, dim=1) if self.normalize else y
 
 
@@ -218,28 +216,45 @@ class GNN(nn.Module):
         self.norms = nn.ModuleList([] if norm is None else [norm(config.hidden) for _ in range(config.layers - 1)])
         self.widths = tuple(widths)
         self.uses: Literal["linear", "halo"] = "halo" if config.model == "gat" else "linear"
+        self.fuses = config.model in ("gcn", "sage")
         self.activation = F.elu if config.model == "gat" else F.relu
 
     def forward(self, x: Input, views: Sequence[LayerView]) -> Tensor:
-        y: Tensor = self.convs[-1](self.embed(x, views), views[-1])
-        return y
+        if not self.fuses:
+            return self.convs[-1](self.embed(x, views), views[-1])  # type: ignore[no-any-return]
+        x, around = self._hidden(x, views)
+        return self.convs[-1](x, views[-1], around)  # type: ignore[no-any-return]
 
     def embed(self, x: Input, views: Sequence[LayerView]) -> Input:
         """The last layer's input [n_in of the last view, hidden]; the features where there is but one layer."""
+        x, around = self._hidden(x, views)
+        return x if isinstance(x, SparseRows) else derive(x, around.before)
+
+    def _hidden(self, x: Input, views: Sequence[LayerView]) -> tuple[Input, Surroundings]:
+        """The last layer's input, and what the last layer is to do about the activation that made it."""
         x = views[0].dropout(x, self.input_dropout)
+        before: ReluDropout | None = None
         for layer in range(self.num_layers - 1):
-            view, after = views[layer], views[layer + 1]
-            y: Tensor = self.convs[layer](x, view)
+            view, after, conv = views[layer], views[layer + 1], self.convs[layer]
+            simple = self.activation is F.relu and not (self.residual and layer)
+            act = after.relu_dropout(self.dropout) if simple else None
+            if act is not None and self.fuses and not self.norms:
+                x, before = conv(x, view, Surroundings(before, act)), act
+                continue
+            if before is not None:
+                assert isinstance(x, Tensor)
+                x, before = derive(x, before), None
+            y: Tensor = conv(x, view)
             if self.norms:
                 y = self.norms[layer](y, view)
-            if self.activation is F.relu and not (self.residual and layer):
-                x = after.relu_dropout(y, self.dropout)
+            if act is not None:
+                x, before = activate_(y, act), act
                 continue
             y = self.activation(y)
             if self.residual and layer and isinstance(x, Tensor):
                 y = y + view.own(x)
             x = after.dropout(y, self.dropout)
-        return x
+        return x, Surroundings(before)
 
 
 def _conv(config: TrainConfig, d_in: int, d_out: int, edge_dim: int, *, last: bool) -> nn.Module:

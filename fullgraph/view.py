@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fullgraph.config import PlanKind
+from fullgraph.convolve import ALONE, Surroundings, graph_linear, pair_linear
 from fullgraph.cost import Layer0, Tag
-from fullgraph.dropout import MaskKey, dropout, keep_entries, keep_mask, relu_dropout_, threshold
+from fullgraph.dropout import MaskKey, ReluDropout, activate_, derive, dropout, keep_entries, keep_mask, threshold
 from fullgraph.exchange import Carrier, halo_rows, received_rows
 from fullgraph.kernels import SparseRows, linear, sparse_matrix
 from fullgraph.learned import initial_table
@@ -168,11 +169,6 @@ def _aggregate(
     return propagate(x, _normalised(plan.linear, norm, degrees), world=plan.world, tag=tag, carrier=carrier)
 
 
-def _aggregate_kept(x: Tensor, norm: Norm, plan: Plan, degrees: Degrees) -> Tensor:
-    """The same for ``[owned | halo]`` rows x [n_in + h, D] that are all here, with their degrees."""
-    return propagate(x, _normalised(plan.kept_linear, norm, degrees), world=plan.world)
-
-
 def _normalised(plan: LinearPlan, norm: Norm, degrees: Degrees) -> LinearPlan:
     n_out, n_in = plan.local.shape
     if norm == "mean":
@@ -246,20 +242,63 @@ class LayerView:
                 raise ValueError("sparse rows can be propagated only together with a weight")
             self._undropped(x)
             return _aggregate(linear(x, weight), norm, self.plan, self.degrees, tag, self._carrier())
-        if self.input is not None:
-            dropped = self._drawn_from_input(x)
-            if self.input.mode == "once" and dropped == ():
-                y = self.input.aggregate(norm)[: self.n_out]
-                return y if weight is None else linear(y, weight)
-            if self._keeps and dropped is not None:
-                kept = self.input.kept(self.plan)
-                rows = kept.drawn(dropped or None)
-                return _narrow_side(rows, weight, lambda rows: _aggregate_kept(rows, norm, self.plan, kept.degrees))
+        aggregated = self._aggregated_once(x, norm)
+        if aggregated is not None:
+            return aggregated if weight is None else linear(aggregated, weight)
+        (rows, plan), world = self._linear_rows(x, norm, tag), self.plan.world
+        return _narrow_side(
+            rows, weight, lambda rows: propagate(rows, plan, world=world, tag=tag, carrier=self._carrier())
+        )
+
+    def convolve(
+        self,
+        x: Tensor | SparseRows,
+        norm: Norm,
+        weight: Tensor,
+        root: Tensor | None = None,
+        bias: Tensor | None = None,
+        around: Surroundings = ALONE,
+    ) -> Tensor:
+        """``norm(A) x weight^T + own(x) root^T + bias`` [n_out, D] in as few passes over the rows as can be.
+
+        ``weight`` and ``root`` are [D, D_in], ``bias`` is [D]. With ``around`` the layer applies the activation of
+        its output, and the derivative of the one that made its input.
+        """
+        tag, world = self._enter(), self.plan.world
+        if isinstance(x, SparseRows):
+            self._undropped(x)
+            y = _aggregate(linear(x, weight), norm, self.plan, self.degrees, tag, self._carrier())
+            y = y if root is None else y + linear(self.own(x), root)
+            y = y if bias is None else y + bias
+            return y if around.after is None else activate_(y, around.after)
+        aggregated = self._aggregated_once(x, norm)
+        if aggregated is None:
+            rows, plan = self._linear_rows(x, norm, tag)
+            if weight.shape[0] <= weight.shape[1]:
+                return graph_linear(
+                    rows, weight, root, bias, plan, world=world, tag=tag, carrier=self._carrier(), around=around
+                )
+            rows = derive(rows, around.before)
+            x = derive(x, around.before)
+            aggregated = propagate(rows, plan, world=world, tag=tag, carrier=self._carrier())
+        own = None if root is None else self.own(x)
+        return pair_linear(aggregated, weight, own, root, bias, around.after)
+
+    def _aggregated_once(self, x: Tensor, norm: Norm) -> Tensor | None:
+        """``norm(A) x`` [n_out, F] where that was formed at start and ``x`` are the features as they stand."""
+        if self.input is None or self.input.mode != "once" or self._drawn_from_input(x) != ():
+            return None
+        return self.input.aggregate(norm)[: self.n_out]
+
+    def _linear_rows(self, x: Tensor, norm: Norm, tag: Tag) -> tuple[Tensor, LinearPlan]:
+        """What to aggregate, x [n_in, D] or ``[owned | halo]`` rows that are here, and the plan that does it."""
+        dropped = self._drawn_from_input(x) if self._keeps else None
+        if self.input is not None and dropped is not None:
+            kept = self.input.kept(self.plan)
+            return kept.drawn(dropped or None), _normalised(self.plan.kept_linear, norm, kept.degrees)
         if (cached := self._masked_here(x, tag)) is not None:
-            degrees = self.halo_nodes(self.plan)[1]
-            return _narrow_side(cached, weight, lambda rows: _aggregate_kept(rows, norm, self.plan, degrees))
-        carrier = self._carrier()
-        return _narrow_side(x, weight, lambda rows: _aggregate(rows, norm, self.plan, self.degrees, tag, carrier))
+            return cached, _normalised(self.plan.kept_linear, norm, self.halo_nodes(self.plan)[1])
+        return x, _normalised(self.plan.linear, norm, self.degrees)
 
     def with_halo(self, x: Tensor | SparseRows, weight: Tensor | None = None) -> Tensor:
         """``[owned | halo]`` rows [n_in + h, D] of x [n_in, D], or of ``x weight^T``; differentiable. ``edge_index[0]``
@@ -368,14 +407,13 @@ class LayerView:
         policy = self.this_pass.policy
         return policy is not None and policy.masks_at_receiver
 
-    def relu_dropout(self, x: Tensor, p: float) -> Tensor:
-        """``dropout(relu(x), p)`` for rows that nothing else needs: written over ``x`` [n_in, D]."""
-        if not self.training or p == 0.0:
-            return torch.relu_(x)
-        if self._masks_at_receiver:
-            return self.dropout(torch.relu_(x), p)
-        self._enter()
-        return relu_dropout_(x, self.ids[: x.shape[0]], p, self.this_pass.next_key())
+    def relu_dropout(self, p: float) -> ReluDropout | None:
+        """``dropout(relu(.), p)`` of this layer's input rows [n_in, D], to be applied now or by the layer below; None
+        where the rows are wanted undropped as well."""
+        dropped = self.training and p > 0
+        if dropped and self._masks_at_receiver:
+            return None
+        return ReluDropout(self.ids, p, self.this_pass.next_key() if dropped else None)
 
     def edge_keep(self, edge_ids: Tensor, width: int, p: float) -> Tensor | None:
         """bool [len(edge_ids), width] dropout mask of edges by global id; None when nothing is dropped.

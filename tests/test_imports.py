@@ -32,6 +32,7 @@ TORCH_LAYERS = (
         "exchange",
         "policy",
         "propagate",
+        "convolve",
         "view",
         "models",
     ),
