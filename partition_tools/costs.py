@@ -12,6 +12,7 @@ from partition_tools.report import Report
 
 Number = float | int
 MOST_COMPARED = 8
+_LONG = 40  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +178,36 @@ GLOSSARY = (
 def printable(text: str) -> str:
     """Names from files and folders without what would steer a terminal or break a page."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def labels(reports: Sequence[Report]) -> list[str]:
+    """How each is called beside the others: its folder, without the folders that all are in; yardsticks by parts."""
+    folders = [Path(report.folder) for report in reports if not report.yardstick]
+    shared = 0
+    if len(set(folders)) > 1:
+        for names in zip(*(folder.parts[:-1] for folder in folders), strict=False):
+            if len(set(names)) > 1:
+                break
+            shared += 1
+    return [
+        printable(f"{r.folder} ({r.parts})" if r.yardstick else str(Path(*Path(r.folder).parts[shared:])))
+        for r in reports
+    ]
+
+
+def shortened(label: str) -> str:
+    """A label that fits the head of a column or a bar."""
+    return label if len(label) <= _LONG else f"{label[: _LONG // 2 - 1]}…{label[-_LONG // 2 :]}"
+
+
+def remarks(reports: Sequence[Report]) -> list[str]:
+    """What to know before comparing them."""
+    if not same_graph(reports):
+        return ["These are different graphs: their figures cannot be compared."]
+    parts = dict.fromkeys(report.parts for report in reports)
+    if len(parts) > 1:
+        return [f"These are in different numbers of parts ({', '.join(map(str, parts))}): fewer parts always cut less."]
+    return []
 
 
 def shown(reports: Sequence[Report]) -> list[Figure]:

@@ -23,7 +23,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -39,9 +39,10 @@ from partition_tools.costs import (
     Figure,
     Winner,
     best,
+    labels,
     megabytes,
     printable,
-    same_graph,
+    remarks,
     seconds,
     shown,
 )
@@ -98,21 +99,21 @@ def show(
 ) -> None:
     """Print partitionings side by side, who wins each cost, each layer by layer and part by part, and what the words
     mean."""
-    for columns in _columns_that_fit(reports, console.width):
-        console.print(_side_by_side(reports, columns))
+    names = labels(reports)
+    for columns in _columns_that_fit(reports, names, console.width):
+        console.print(_side_by_side(reports, names, columns))
     if winners is not None:
-        console.print(_winners(winners))
-    if not same_graph(reports):
-        console.print("These are different graphs: their figures cannot be compared.", style="yellow")
-    for report in reports:
-        for note in report.notes:
-            console.print(Text(f"{printable(report.label)}: {note}"), style="yellow", highlight=False)
+        label_of = {report.folder: name for report, name in zip(reports, names, strict=True)}
+        console.print(_winners(winners, label_of))
+    notes = [f"{name}: {printable(note)}" for r, name in zip(reports, names, strict=True) for note in r.notes]
+    for note in (*remarks(reports), *notes):
+        console.print(Text(note), style="yellow", highlight=False)
     for line in stated(question):
         console.print(Text(line), highlight=False)
-    for report in reports:
+    for report, name in zip(reports, names, strict=True):
         if not report.yardstick:
-            console.print(_layer_table(report))
-            console.print(_part_table(report))
+            console.print(_layer_table(report, name))
+            console.print(_part_table(report, name))
     for word, meaning in GLOSSARY:
         console.print(Text(f"{word}: {meaning}"), style="dim", highlight=False)
 
@@ -143,7 +144,7 @@ def _table(title: str, names: Sequence[str]) -> Table:
     return table
 
 
-def _columns_that_fit(reports: Sequence[Report], width: int) -> list[list[int]]:
+def _columns_that_fit(reports: Sequence[Report], names: Sequence[str], width: int) -> list[list[int]]:
     """Partitionings by table, so that no number is broken: as many as fit the width, and at least one."""
     figures = shown(reports)
     left = max(len(figure.label) + 2 * figure.part_of for figure in figures)
@@ -152,7 +153,7 @@ def _columns_that_fit(reports: Sequence[Report], width: int) -> list[list[int]]:
     used = left
     for i, report in enumerate(reports):
         column = 2 + max(len(figure.text(report)) for figure in numbers)
-        column = max(column, 1 + min(len(report.label), _NAME))
+        column = max(column, 1 + min(len(names[i]), _NAME))
         if tables[-1] and used + column > width:
             tables.append([])
             used = left
@@ -161,8 +162,8 @@ def _columns_that_fit(reports: Sequence[Report], width: int) -> list[list[int]]:
     return tables
 
 
-def _side_by_side(reports: Sequence[Report], columns: Sequence[int]) -> Table:
-    table = _table("Partitionings", ["", *(printable(reports[i].label) for i in columns)])
+def _side_by_side(reports: Sequence[Report], names: Sequence[str], columns: Sequence[int]) -> Table:
+    table = _table("Partitionings", ["", *(names[i] for i in columns)])
     for figure in shown(reports):
         least = best(figure, reports)
         table.add_row(
@@ -177,18 +178,18 @@ def _value(figure: Figure, report: Report, best: bool) -> Text:
     return Text(f"{text}*", style="bold") if best else Text(text + " " * figure.cost)
 
 
-def _winners(winners: Sequence[Winner]) -> Table:
+def _winners(winners: Sequence[Winner], label_of: Mapping[str, str]) -> Table:
     table = _table("Least of each cost (*)", ["", "winner", "value", "next", "less by"])
     for winner in winners:
-        names = ", ".join(map(printable, winner.winners)) if winner.runner_up else "all equal"
+        names = ", ".join(label_of[folder] for folder in winner.winners) if winner.runner_up else "all equal"
         saved = f"{100 * winner.saved:.1f} %" if winner.runner_up else ""
         table.add_row(*map(Text, (winner.label, names, winner.text, winner.runner_up_text, saved)))
     return table
 
 
-def _layer_table(report: Report) -> Table:
+def _layer_table(report: Report, label: str) -> Table:
     names = ["layer", "nodes", "halo", "most", "cover", "most", "sent", "width", "MB", "s"]
-    table = _table(f"{printable(report.folder)}: layer by layer", names)
+    table = _table(f"{label}: layer by layer", names)
     for layer in report.layers:
         counts = (layer.nodes, layer.halo_rows, layer.max_halo_rows, layer.cover_rows, layer.max_cover_rows)
         time = layer.compute_seconds + layer.exchange_seconds
@@ -201,9 +202,9 @@ def _layer_table(report: Report) -> Table:
     return table
 
 
-def _part_table(report: Report) -> Table:
+def _part_table(report: Report, label: str) -> Table:
     names = ["part", "nodes", "edges", "halo", "sent", "cover", "peers", "train", "val", "test", "MB"]
-    table = _table(f"{printable(report.folder)}: part by part", names)
+    table = _table(f"{label}: part by part", names)
     for part in report.per_part:
         work = (part.nodes, part.edges, part.halo_rows, part.rows_sent, part.cover_rows, part.neighbours)
         counts = (*work, part.train, part.val, part.test)

@@ -13,7 +13,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fullgraph.files import appears_by_rename
-from partition_tools.costs import GLOSSARY, TEXTS, Winner, best, megabytes, printable, same_graph, seconds, shown
+from partition_tools.costs import (
+    GLOSSARY,
+    TEXTS,
+    Winner,
+    best,
+    labels,
+    megabytes,
+    printable,
+    remarks,
+    same_graph,
+    seconds,
+    shortened,
+    shown,
+)
 from partition_tools.forms import stated
 from partition_tools.report import Question, Report
 
@@ -61,20 +74,25 @@ def page(reports: Sequence[Report], question: Question, winners: Sequence[Winner
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"printable": printable, "megabytes": megabytes, "seconds": seconds, "short": plots.short}
+    environment.filters |= {"printable": printable, "megabytes": megabytes, "seconds": seconds, "shortened": shortened}
+    names = labels(reports)
     sections = [
         {
             "report": report,
+            "label": label,
             "bars": inline(plots.part_bars(report)),
             "rows": inline(plots.rows_matrix(report.rows)) if report.parts > 1 else None,
             "cover": inline(plots.rows_matrix(report.cover)) if report.parts > 1 else None,
         }
-        for report in reports
+        for report, label in zip(reports, names, strict=True)
         if not report.yardstick
     ]
     return environment.get_template("report.html").render(
         title=_title(reports),
         reports=reports,
+        labels=names,
+        label_of={report.folder: label for report, label in zip(reports, names, strict=True)},
+        remarks=remarks(reports),
         sections=sections,
         time_split=inline(plots.time_split(reports)),
         table=[(figure, best(figure, reports)) for figure in shown(reports)],

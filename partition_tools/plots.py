@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partition_tools.costs import printable
+from partition_tools.costs import labels, shortened
 from partition_tools.report import Report
 
 if TYPE_CHECKING:
@@ -118,17 +118,17 @@ def _cell(x: int, y: int, share: float) -> Any:
 def time_split(reports: Sequence[Report]) -> str:
     """Predicted seconds of a step, layer by layer: computing, then exchanging; with what a run measured."""
     with _figure(0.55 + 0.52 * len(reports), 1) as (figure, (axis,)):
-        for y, report in enumerate(reports):
+        for y, (report, label) in enumerate(zip(reports, labels(reports), strict=True)):
             left = 0.0
             for layer in report.layers:
                 for name, value in (("compute", layer.compute_seconds), ("exchange", layer.exchange_seconds)):
-                    label = name if y == layer.layer == 0 else None
-                    axis.barh(y, value, 0.42, left, color=_INKS[name], edgecolor=_INKS["ground"], label=label)
+                    key = name if y == layer.layer == 0 else None
+                    axis.barh(y, value, 0.42, left, color=_INKS[name], edgecolor=_INKS["ground"], label=key)
                     left += value
-            axis.text(0, y - 0.27, _shortened(printable(report.label)), va="bottom", ha="left")
+            axis.text(0, y - 0.27, shortened(label), va="bottom", ha="left")
             if report.measured:
                 here = report.measured.seconds_per_epoch
-                axis.plot([here], [y], "D", color=_INKS["ink"], markersize=5, label=None)
+                axis.plot([here], [y], "D", color=_INKS["ink"], markersize=5)
         axis.set(ylim=(len(reports) - 0.6, -0.75), yticks=[], xlabel="seconds an epoch", xlim=(0, None))
         axis.spines["left"].set_visible(False)
         axis.locator_params(axis="x", nbins=5)
@@ -142,10 +142,6 @@ def short(value: float) -> str:
         if value >= size * (10 if unit == "k" else 1):
             return f"{value / size:.3g}{unit}"
     return f"{value:.6g}"
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= 44 else f"{name[:20]}…{name[-22:]}"
 
 
 @contextmanager

@@ -167,10 +167,6 @@ class Report:
     cover: list[list[int]]
     """[P][P] the same by minimum covers."""
 
-    @property
-    def label(self) -> str:
-        return f"{self.folder} ({self.parts})" if self.yardstick else self.folder
-
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
@@ -442,6 +438,7 @@ def _memory(
 ) -> list[int]:
     """Bytes of each part's rank."""
     facts, shape, parts, values = build.manifest.graph, build.shape, build.manifest.parts, build.sparse_values
+    config = build.question.config
     out = []
     for q in range(parts):
         sent = [shape.rows_sent(count) for count in layers]
@@ -464,10 +461,12 @@ def _memory(
             # Values are taken to be spread as nodes are.
             stored_features=round(sum(values) * int(whole.rows[q]) / build.nodes) if shape.sparse_input else None,
             weighted=bool(facts.get("weighted")),
-            edge_features=int(facts.get("num_edge_features") or 0),
+            edge_features=int(facts.get("num_edge_features") or 0)
+            if config.model == "gat" and config.edge_features
+            else 0,
         )
         held = memory_by_tensor(
-            build.question.config,
+            config,
             rank,
             features=shape.features,
             outputs=shape.outputs,

@@ -15,7 +15,7 @@ import pytest
 from partition_tools import plots
 from partition_tools.__main__ import main
 from partition_tools.builder import build
-from partition_tools.costs import FIGURES, GLOSSARY, winners
+from partition_tools.costs import FIGURES, GLOSSARY, labels, winners
 from partition_tools.graph import Graph, Splits
 from partition_tools.page import page, write_page
 from partition_tools.report import Question, Report, report
@@ -76,8 +76,8 @@ def test_it_shows_everything(found: tuple[Report, ...]) -> None:
     for word, meaning in GLOSSARY:
         assert word in parsed.text
         assert meaning in " ".join(parsed.text.split())
-    for one in found:
-        assert one.label in parsed.text
+    for label in labels(found):
+        assert label in parsed.text
     for figure in FIGURES:
         if any(figure.value(one) is not None for one in found):
             assert figure.label in parsed.text

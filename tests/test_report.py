@@ -19,7 +19,7 @@ from fullgraph.cost import Machine
 from fullgraph.shards import read_manifest
 from partition_tools import forms
 from partition_tools.builder import build
-from partition_tools.costs import FIGURES, winners
+from partition_tools.costs import FIGURES, labels, winners
 from partition_tools.graph import Graph, Splits
 from partition_tools.report import Question, Report, imbalance, report
 from partition_tools.runs import read_run, stated_model
@@ -201,7 +201,7 @@ def test_a_clique_is_no_better_than_random(tmp_path: Path) -> None:
     build(clique(30), assignment(np.arange(30) % 4, 4), tmp_path / "s")
     question = Question(yardsticks=True)
     found = report([tmp_path / "s"], question)
-    assert [one.label for one in found] == [str(tmp_path / "s"), "random (4)", "contiguous (4)"]
+    assert labels(found) == [str(tmp_path / "s"), "random (4)", "contiguous (4)"]
     assert [one.halo_rows for one in found] == [90, 90, 90]
     assert found[0].halo_ratio == 3.0
     assert found[0].random_ratio == 1.0
@@ -230,7 +230,7 @@ def test_yardsticks_count_as_builds_do(tmp_path: Path) -> None:
 
 def test_yardsticks_come_once_for_each_graph_and_number_of_parts(folders: dict[str, Path]) -> None:
     found = report([folders["good"], folders["bad"]], Question(yardsticks=True))
-    assert [one.label for one in found[2:]] == ["random (2)", "contiguous (2)"]
+    assert labels(found)[2:] == ["random (2)", "contiguous (2)"]
     assert winners(found)[0].winners == (str(folders["good"]),)
 
 
