@@ -178,7 +178,7 @@ class Question:
     runs: tuple[Run, ...] = ()
     """Runs whose measured figures are to stand beside the predicted ones."""
     yardsticks: bool = False
-    """Also count random and contiguous partitionings; takes 24 bytes of memory an edge."""
+    """Also count random and contiguous partitionings, of all edges at once: about 100 bytes of memory an edge."""
 
 
 def report(folders: Sequence[str | Path], question: Question | None = None) -> tuple[Report, ...]:
