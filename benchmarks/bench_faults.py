@@ -15,7 +15,7 @@ from typing import Annotated
 import tyro
 
 from benchmarks.report import deliver, machine, machine_line, say, table
-from tests.faults import LIMIT, NEED_MOUNT, SCENARIOS, TIMEOUT, Place, can_mount
+from tests.faults import LIMIT, NEED_ROOT, SCENARIOS, TIMEOUT, Place, is_root
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ def main(options: Options) -> int:
         for name, scenario in SCENARIOS.items():
             if options.only and name not in options.only:
                 continue
-            if name in NEED_MOUNT and not can_mount():
-                say(f"{name}: left out, it needs to mount a small file system")
+            if name in NEED_ROOT and not is_root():
+                say(f"{name}: left out, it needs root, to mount a small file system or to rename the host")
                 continue
             outcome = scenario(place)
             say(f"{'  ' if outcome.good else '! '}{name}: {outcome.code}, {outcome.seconds} s: {outcome.message}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fullgraph.host import available_memory
 from fullgraph.merge import choose_ranks, join
 from fullgraph.shards import Manifest, Shard, check_file, read_manifest, read_shard
 from fullgraph.view import GraphPart, make_part
@@ -71,6 +73,8 @@ def load_shard(folder: Path, world: World) -> Loaded:
             check_file(folder, manifest.files[unseen])
         ranks = choose_ranks(_costs(manifest), readable)
         mine = np.flatnonzero(ranks == world.rank).tolist()
+    _check_room(manifest, ranks, world)
+    with world.stage("load"):
         shards = [read_shard(folder, part, manifest=manifest) for part in mine]
     facts = world.gather_json([shards[0].build_id, shards[0].num_nodes_global, shards[0].num_edges_global])
     _check_one_build("reads", [build_id for build_id, *_ in facts])
@@ -83,6 +87,20 @@ def load_shard(folder: Path, world: World) -> Loaded:
         ranks=tuple(ranks.tolist()), mine=tuple(mine), owned_global=shard.owned_global, owned_part=owned_part
     )
     return Loaded(manifest=manifest, shard=shard, placement=placement)
+
+
+def _check_room(manifest: Manifest, ranks: NDArray[np.int32], world: World) -> None:
+    """Raise ``RankError`` on all ranks where the shards alone exceed the memory of a host (a collective)."""
+    told = world.gather_json([platform.node(), available_memory()])
+    for host in dict.fromkeys(name for name, _ in told):
+        here = [rank for rank, (name, _) in enumerate(told) if name == host]
+        needed = sum(file.bytes for file, rank in zip(manifest.files, ranks.tolist(), strict=True) if rank in here)
+        room = min(told[rank][1] for rank in here)
+        if needed > room:
+            raise RankError(
+                f"load: the shards of {host} are {needed / 2**30:.2f} GiB, but {room / 2**30:.2f} GiB of memory are "
+                f"available there; run on more hosts, or build again with features of a smaller type"
+            )
 
 
 def _check_one_build(verb: str, builds: Sequence[Any]) -> None:

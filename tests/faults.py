@@ -273,7 +273,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def can_mount() -> bool:
+def is_root() -> bool:
     return os.geteuid() == 0 and shutil.which("mount") is not None and shutil.which("unshare") is not None and _mounts()
 
 
@@ -397,6 +397,13 @@ def unreachable(place: Place) -> Outcome:
         return watch("an unreachable rendezvous", train(place.shards, place.fresh("run")), env=env)
 
 
+def unresolvable_host(place: Place) -> Outcome:
+    """Ranks of one host meet whatever it is called."""
+    command = train(place.shards, place.fresh("run"), "--epochs", "3")
+    renamed = ["unshare", "-u", "sh", "-c", 'hostname no-such-host.invalid && exec "$@"', "sh", *command]
+    return watch("a host name that does not resolve", renamed, ends="goes on")
+
+
 def missing_rank(place: Place) -> Outcome:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -447,8 +454,9 @@ SCENARIOS: dict[str, Scenario] = {
     "port in use": port_in_use,
     "unreachable": unreachable,
     "missing rank": missing_rank,
+    "unresolvable host": unresolvable_host,
     "not finite": not_finite,
     "more ranks than parts": wrong_number_of_ranks,
 }
-NEED_MOUNT = frozenset(name for name in SCENARIOS if name.startswith(("disk full", "read-only")))
+NEED_ROOT = frozenset(name for name in SCENARIOS if name.startswith(("disk full", "read-only", "unresolvable")))
 del SCENARIOS["kill 1 at save"]  # rank 0 alone saves

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import os
 import random
+import re
 import shutil
+import threading
 from pathlib import Path
 
 import h5py
@@ -17,7 +19,7 @@ from fullgraph.runlog import read_state, write_state
 from fullgraph.shards import part_name, read_shard
 from partition_tools.builder import build
 from tests.builds import assignment, rich_graph
-from tests.faults import NEED_MOUNT, SCENARIOS, Place, can_mount
+from tests.faults import NEED_ROOT, SCENARIOS, Place, is_root
 
 QUICK = sorted(name for name in SCENARIOS if not name.startswith("stop "))
 """A rank that stays stopped is ended by the launcher after 30 s."""
@@ -29,8 +31,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def check(name: str, place: Place) -> None:
-    if name in NEED_MOUNT and not can_mount():
-        pytest.skip("needs to mount a small file system")
+    if name in NEED_ROOT and not is_root():
+        pytest.skip("needs root, to mount a small file system or to rename the host")
     outcome = SCENARIOS[name](place)
     assert outcome.good, outcome
 
@@ -105,6 +107,35 @@ def test_a_state_that_is_cut_short_or_flipped_is_named(tmp_path: Path) -> None:
         path.write_bytes(raw[:at] + b"\x01" + raw[at + 1 :])
         with pytest.raises(ValueError, match=r"best\.pt cannot be read as a state: \S+ differs from its checksum"):
             read_state(path)
+
+
+def test_a_build_is_replaced_under_readers(tmp_path: Path) -> None:
+    """Each reading gives one build or the other, or says what was met in between."""
+    out, done = tmp_path / "s", threading.Event()
+    graphs = [rich_graph(seed=seed) for seed in (0, 1)]
+    right = []
+    for graph in graphs:
+        build(graph, assignment(np.arange(30) % 2, 2), out, force=True)
+        right.append(read_shard(out, 1).x.tobytes())
+    found: list[bytes | str] = []
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                found.append(read_shard(out, 1).x.tobytes())
+            except (ValueError, FileNotFoundError) as error:
+                found.append(str(error))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for turn in range(40):
+        build(graphs[turn % 2], assignment(np.arange(30) % 2, 2), out, force=True)
+    done.set()
+    reader.join()
+    assert set(right) <= set(found)
+    for text in set(found) - set(right):
+        assert isinstance(text, str)
+        assert re.search("of build|not there|[Nn]o such f|not finished|belongs to another build", text), text
 
 
 def test_what_a_killed_process_left_half_written_goes_with_the_next_write(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def test_build_verify_report(run: Run) -> None:
     assert any(line.startswith("nodes") and "6" in line for line in lines)
     assert any("random split 0.6/0.2/0.2 with seed 1" in line for line in lines)
     assert lines[-1] == "next: fullgraph train s, or partition-tools report s"
-    assert run("verify", "s")[0] == 0
+    assert run("verify", "s")[:2] == (0, "s: whole: every file is as it was written\n")
+    assert run("verify", "s", "--deep")[:2] == (0, "s: whole: every node, edge and value is where it was built\n")
     code, out, err = run("report", "s", "--json", "--model", "gat", "--layers", "3", "--hidden", "16", "--latency", "1")
     assert (code, err) == (0, "")
     content = json.loads(out)
@@ -99,10 +100,16 @@ def test_a_graph_without_labels_has_no_splits(run: Run) -> None:
 def test_verify_names_the_fault_and_exits_1(run: Run) -> None:
     run("build", "g.npz", "--parts", "2", "--out", "s", "--method", "contiguous")
     name = change(Path("s"), 1, put("features/x", (1, 0), 2.0))
-    code, out, _ = run("verify", "s")
+    assert run("verify", "s")[0] == 0  # the manifest was made to agree with the file
+    code, out, _ = run("verify", "s", "--deep")
     assert code == 1
     assert f"{name}: features/x[1]: differs from the source graph at global id 4" in out
     assert "s: 1 fault" in out
+    with Path("s", name).open("r+b") as file:
+        file.write(b"x")
+    code, out, _ = run("verify", "s")
+    assert code == 1
+    assert f"{name}: checksum is" in out
 
 
 @pytest.mark.parametrize(
@@ -200,4 +207,4 @@ def test_a_real_graph(run: Run) -> None:
     assert 0 < found["cut_pairs"] < 1000
     with h5py.File("s/part-00000-of-00004.h5") as file:
         assert file["features"].attrs["shape"][1] == 1433
-    assert run("verify", "s")[0] == 0
+    assert run("verify", "s", "--deep")[0] == 0

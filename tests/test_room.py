@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from torch import nn
 
+import fullgraph.loading
 import fullgraph.memory
 from fullgraph.config import TrainConfig
 from fullgraph.loading import load_shard
 from fullgraph.memory import require_room
+from fullgraph.shards import read_manifest
 from fullgraph.trainer import make_trainer
 from fullgraph.world import RankError, World
 from partition_tools.builder import build
@@ -77,6 +79,27 @@ def test_a_run_that_does_not_fit_is_refused_with_numbers_and_remedies(ranks: Ran
     assert "its 3 ranks are predicted to take" in together[0]
     forced = TrainConfig(model="gcn", hidden=4096, dtype="float64", memory_check=False)
     assert "predicted at the peak" in ranks.run(3, stated, folder, forced, [1] * 3)[0]
+
+
+def loaded(world: World, folder: Path, available: list[int], places: str) -> str:
+    with (
+        mock.patch.object(fullgraph.loading, "available_memory", return_value=available[world.rank]),
+        mock.patch("platform.node", return_value=places[world.rank]),
+    ):
+        try:
+            return str(load_shard(folder, world).manifest.parts)
+        except RankError as error:
+            return str(error)
+
+
+def test_shards_that_exceed_the_memory_are_not_read(ranks: RankPool, tmp_path: Path) -> None:
+    folder = shards("undirected", 3, tmp_path)
+    sizes = [file.bytes for file in read_manifest(folder).files]
+    enough = [sizes[0] + sizes[2], sizes[1], sizes[0] + sizes[2]]
+    assert ranks.run(3, loaded, folder, enough, "aba") == ["3"] * 3
+    text = r"load: the shards of a are 0.00 GiB, but 0.00 GiB of memory are available there; run on more hosts"
+    (found,) = set(ranks.run(3, loaded, folder, [enough[0] - 1, *enough[1:]], "aba"))
+    assert re.match(text, found)
 
 
 def test_nothing_is_predicted_for_a_model_of_ones_own(tmp_path: Path) -> None:
