@@ -17,6 +17,7 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from fullgraph.cost import Machine
+from fullgraph.wording import counted
 from partition_tools import forms, sources
 from partition_tools import report as reports
 from partition_tools.assign import AssignOptions, assign
@@ -27,7 +28,7 @@ from partition_tools.page import check_page, write_page
 from partition_tools.prepare import check, parse_fractions, random_split
 from partition_tools.report import Question
 from partition_tools.runs import read_run, stated_model
-from partition_tools.summary import render, summarise
+from partition_tools.summary import Summary, render, summarise, warnings
 from partition_tools.verify import verify
 
 DEFAULT_SPLIT = "0.6/0.2/0.2"
@@ -61,6 +62,8 @@ class Build:
         summary = summarise(graph)
         console = _console()
         console.print(render(summary))
+        for warning in warnings(summary):
+            console.print(f"warning: {warning}")
         with _line(f"partitioning into {self.options.parts} parts by {self.options.method}"):
             assignment = assign(graph, self.options)
         for note in assignment.notes:
@@ -75,8 +78,9 @@ class Build:
                 progress=lambda done, parts: say(f"writing shards: {done} of {parts}"),
             )
         size = sum(file.bytes for file in manifest.files)
-        console.print(f"wrote {manifest.parts} shards to {self.out}: {size / 1e6:,.1f} MB, build {manifest.build_id}")
-        console.print(f"next: fullgraph train {self.out}, or partition-tools report {self.out}")
+        shards = counted(manifest.parts, "shard")
+        console.print(f"wrote {shards} to {self.out}: {size / 1e6:,.1f} MB, build {manifest.build_id}")
+        console.print(_next(summary, self.out))
         return 0
 
 
@@ -225,6 +229,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"partition-tools: error: {text}", file=sys.stderr)
         return 2
     return code
+
+
+def _next(summary: Summary, out: Path) -> str:
+    """What to do with a build."""
+    has = {
+        "features (--features)": summary.num_features or summary.learned_features,
+        "labels (--labels)": summary.num_labelled,
+        "training nodes (--splits or --random-split)": any(count.train for count in summary.split_counts),
+    }
+    missing = [name for name, there in has.items() if not there]
+    if missing:
+        return f"next: partition-tools report {out}; to train on it, build it with {', '.join(missing)}"
+    return f"next: fullgraph train {out}, or partition-tools report {out}"
 
 
 def _console() -> Console:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fullgraph.wording import counted
 from partition_tools import metis
 from partition_tools.adjacency import rows_sent, symmetric_adjacency
 from partition_tools.graph import Graph
@@ -156,7 +157,10 @@ def assign(graph: Graph, options: AssignOptions) -> Assignment:
     """
     n, parts, method = graph.num_nodes, options.parts, options.method
     if parts > n:
-        raise ValueError(f"{graph.name}: --parts {parts} for {n} nodes; expected at most {n}, a node for each part")
+        raise ValueError(
+            f"{graph.origin.get('', graph.name)}: --parts {parts} for {counted(n, 'node')}; expected at most {n}, a "
+            f"node for each part"
+        )
     notes: list[str] = []
     seed = options.seed
     versions: dict[str, str] = {}
@@ -165,7 +169,8 @@ def assign(graph: Graph, options: AssignOptions) -> Assignment:
         part = read_parts(Path(method.removeprefix(_FILE)), num_nodes=n, parts=parts)
         empty = np.flatnonzero(np.bincount(part, minlength=parts) == 0)
         if empty.size:
-            notes.append(f"{_some('part', empty)} of {parts} own no node in {method.removeprefix(_FILE)}")
+            own = "owns" if empty.size == 1 else "own"
+            notes.append(f"{_some('part', empty)} of {parts} {own} no node in {method.removeprefix(_FILE)}")
     elif parts == 1:
         part = np.zeros(n, dtype=np.int32)
         notes.append("one part owns every node; no partitioner was needed")
@@ -208,11 +213,13 @@ def read_parts(path: Path, *, num_nodes: int, parts: int) -> NDArray[np.int32]:
     if not path.is_file():
         raise ValueError(f"{path}: {'is not a file' if path.exists() else 'does not exist'} (--method file:PATH)")
     try:
-        ids, place, first = (*_read_npy(path), 0) if path.suffix.lower() == ".npy" else (*_read_lines(path), 1)
+        ids, place, first = (*_read_npy(path), 0) if path.suffix.lower() == ".npy" else (*_read_lines(path, parts), 1)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
     if ids.shape[0] != num_nodes:
-        raise ValueError(f"{path}: has {ids.shape[0]} {place}s for {num_nodes} nodes; expected one part id for each")
+        raise ValueError(
+            f"{path}: has {counted(ids.shape[0], place)} for {counted(num_nodes, 'node')}; expected one part id a node"
+        )
     bad = np.flatnonzero((ids < 0) | (ids >= parts))
     if bad.size:
         hint = "; its ids count from 1" if int(ids.min()) == 1 and int(ids.max()) == parts else ""
@@ -234,7 +241,7 @@ def _read_npy(path: Path) -> tuple[NDArray[np.integer[Any]], str]:
     return ids, "row"
 
 
-def _read_lines(path: Path) -> tuple[NDArray[np.int64], str]:
+def _read_lines(path: Path, parts: int) -> tuple[NDArray[np.int64], str]:
     text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").rstrip()
     if not text:
         raise ValueError(f"{path}: is empty; expected one part id a line")
@@ -242,7 +249,7 @@ def _read_lines(path: Path) -> tuple[NDArray[np.int64], str]:
     if odd:
         line = text.count(b"\n", 0, odd.start()) + 1
         held = odd.group()[:40].decode(errors="replace").strip()
-        raise ValueError(f"{path}: line {line} holds {held!r}; expected one part id, a whole number from 0")
+        raise ValueError(f"{path}: line {line} holds {held!r}; expected one part id, 0 to {parts - 1}")
     return np.fromstring(text, dtype=np.int64, sep="\n"), "line"
 
 
@@ -263,13 +270,14 @@ def _by_metis(graph: Graph, options: AssignOptions, notes: list[str]) -> tuple[N
         pair_weight = layout.adjacency.weight
         if graph.edge_weight is None and pair_weight is not None and np.unique(pair_weight).size <= 1:
             raise ValueError(
-                f"{graph.name}: --use-edge-weights has no effect: the graph has no edge weights, and every pair has "
-                "as many edges; leave it out"
+                f"{graph.name}: --use-edge-weights has no effect: the graph has no edge weights (--weights takes them, "
+                "where the file has some), and every pair has as many edges; leave it out"
             )
         loops = int(np.count_nonzero(graph.src == graph.dst))
         notes.append(
-            f"METIS saw {layout.adjacency.num_pairs} undirected pairs for {graph.num_edges} edges: direction left "
-            f"out, duplicates merged, {loops} loops dropped"
+            f"METIS saw {counted(layout.adjacency.num_pairs, 'undirected pair')} for "
+            f"{counted(graph.num_edges, 'edge')}: direction left out, duplicates merged, "
+            f"{counted(loops, 'loop')} dropped"
         )
         runs: list[Try] = []
         kept: tuple[int, NDArray[np.int32], list[str]] | None = None
@@ -414,7 +422,10 @@ def _heaviest(
 def _shortcomings(run: Try, empty: NDArray[np.int64], moved: int, imbalance: float) -> list[str]:
     said = []
     if empty.size:
-        said.append(f"METIS left {_some('part', empty)} empty: {moved} nodes were moved there from the heaviest parts")
+        said.append(
+            f"METIS left {_some('part', empty)} empty: {counted(moved, 'node was', 'nodes were')} moved there from the "
+            f"heaviest parts"
+        )
     if run.beyond:
         said.append(
             f"the heaviest part has {1 + run.imbalance:.2f} times the mean load, beyond --imbalance {imbalance:g}"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -73,10 +73,15 @@ class Graph:
     """[N, c] weights for balance, where the file has them."""
     node_ids: Array | None = None
     """[N] the user's own ids (int64 or str), where they differ from 0..N-1."""
+    class_names: Array | None = None
+    """[C] the user's own labels of the classes (int64 or str), or names of label columns, where they differ from
+    0..C-1."""
     learned_features: int = 0
     """Columns of a feature table that training learns, a row a node, in place of x; 0 for none."""
     changes: tuple[str, ...] = ()
     """One sentence for each thing that was changed or chosen on the way from the file to here."""
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """For messages: field -> the file it came from, and "" -> the file of the graph itself."""
 
     def __post_init__(self) -> None:
         n, e = self.num_nodes, self.src.shape[0]
@@ -88,12 +93,12 @@ class Graph:
                 f"{self.name}: num_nodes is {n}, for which this machine's {memory / 2**30:.0f} GiB of memory do not "
                 f"suffice; expected the number of nodes, at most {memory // 16}"
             )
-        for field in ("src", "dst"):
-            ids = getattr(self, field)
+        for end in ("src", "dst"):
+            ids = getattr(self, end)
             if ids.dtype != np.int64 or ids.ndim != 1:
-                raise ValueError(f"{self.name}: {field} is {ids.dtype} {list(ids.shape)}; expected int64 [E]")
+                raise ValueError(f"{self.name}: {end} is {ids.dtype} {list(ids.shape)}; expected int64 [E]")
             if ids.shape[0] != e:
-                raise ValueError(f"{self.name}: src has {e} entries but {field} has {ids.shape[0]}")
+                raise ValueError(f"{self.name}: src has {e} entries but {end} has {ids.shape[0]}")
             if e and not _inside(ids, n):
                 bad = int(np.flatnonzero((ids < 0) | (ids >= n))[0])
                 raise ValueError(
@@ -106,27 +111,52 @@ class Graph:
             "node_weight": self.node_weight,
             "node_ids": self.node_ids,
         }
-        for field, value in rows.items():
+        for name, value in rows.items():
             if value is not None and value.shape[0] != n:
-                raise ValueError(f"{self.name}: {field} has {value.shape[0]} rows for {n} nodes")
+                raise ValueError(f"{self.name}: {name} has {value.shape[0]} rows for {n} nodes")
         if self.x is not None and len(self.x.shape) != 2:
             raise ValueError(f"{self.name}: x has shape {list(self.x.shape)}; expected [N, F] = [{n}, F]")
         if self.edge_weight is not None and self.edge_weight.shape != (e,):
             raise ValueError(f"{self.name}: edge_weight has shape {list(self.edge_weight.shape)} for {e} edges")
         if self.edge_x is not None and (self.edge_x.ndim != 2 or self.edge_x.shape[0] != e):
             raise ValueError(f"{self.name}: edge_x has shape {list(self.edge_x.shape)}; expected [E, K] with E = {e}")
+        if self.class_names is not None and (self.task not in ("single-label", "multi-label") or not self._named()):
+            raise ValueError(
+                f"{self.name}: class_names has {self.class_names.shape[0]} names; expected one for each class of a "
+                f"graph with classes"
+            )
         if self.learned_features < 0 or (self.learned_features and self.x is not None):
             raise ValueError(
                 f"{self.name}: learned_features is {self.learned_features}; expected 0, or more for a graph without x"
             )
         if self.splits is not None:
-            for field in ("train", "val", "test"):
-                mask = getattr(self.splits, field)
+            for part in ("train", "val", "test"):
+                mask = getattr(self.splits, part)
                 if mask.dtype != np.bool_ or mask.shape != (self.splits.count, n):
                     raise ValueError(
-                        f"{self.name}: {field} masks are {mask.dtype} {list(mask.shape)}; expected bool "
+                        f"{self.name}: {part} masks are {mask.dtype} {list(mask.shape)}; expected bool "
                         f"[{self.splits.count}, {n}]"
                     )
+
+    def _named(self) -> bool:
+        """Whether each class or label column has its name."""
+        assert self.y is not None
+        assert self.class_names is not None
+        classes = self.y.shape[1] if self.y.ndim == 2 else int(self.y.max(initial=-1)) + 1
+        return bool(self.class_names.shape[0] >= classes)
+
+    def where(self, name: str) -> str:
+        """How messages name a field: the file it came from, or the graph's own file and the field."""
+        return self.origin.get(name) or f"{self.origin.get('', self.name)}: {name}"
+
+    def node(self, index: int) -> str:
+        """How messages name a node: by the user's own id, where there is one."""
+        return f"node {index if self.node_ids is None else self.node_ids[index]}"
+
+    def edge(self, index: int) -> str:
+        """How messages name an edge: by its place, from 0, and the user's own ids of its ends."""
+        ends = (self.node(int(ids[index])).removeprefix("node ") for ids in (self.src, self.dst))
+        return f"edge {index} ({' -> '.join(ends)})"
 
     @property
     def num_edges(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from fullgraph.wording import counted
 from partition_tools.graph import Array, Graph, Splits, entry_keys, release
 from partition_tools.stored import Features, StoredRows, row_blocks
 
@@ -25,25 +27,27 @@ def check(graph: Graph) -> None:
     for field, row in _FEATURES.items():
         found = _not_finite(getattr(graph, field))
         if found is not None:
-            count, place = found
+            count, (index, column) = found
+            place = graph.node(index) if row == "node" else graph.edge(index)
             raise ValueError(
-                f"{graph.name}: {field} holds {count} values that are NaN or infinite, the first at {row} {place[0]}, "
-                f"column {place[1]}; replace them (--nan zero or --nan mean) or drop the column"
+                f"{graph.where(field)} holds {_no_numbers(count)}, the first at {place}, column {column}; "
+                f"replace them (--nan zero or --nan mean) or drop the column"
             )
     if graph.edge_weight is not None:
         bad = np.flatnonzero(~np.isfinite(graph.edge_weight))
         if bad.size:
             edge = int(bad[0])
             raise ValueError(
-                f"{graph.name}: edge_weight holds {bad.size} values that are NaN or infinite; the first is "
-                f"{graph.edge_weight[edge]} of edge {edge} ({int(graph.src[edge])} -> {int(graph.dst[edge])}); "
-                f"replace them or remove those edges"
+                f"{graph.where('edge_weight')} holds {_no_numbers(bad.size)}; the first is {graph.edge_weight[edge]} "
+                f"of {graph.edge(edge)}; replace them or remove those edges"
             )
     if graph.y is None:
         return
     if graph.task == "regression" and np.isinf(graph.y).any():
         node = int(np.argwhere(np.isinf(graph.y))[0, 0])
-        raise ValueError(f"{graph.name}: y of node {node} is infinite; NaN says that a node has no target")
+        raise ValueError(
+            f"{graph.where('y')}: the target of {graph.node(node)} is infinite; NaN says that a node has none"
+        )
     if graph.splits is None:
         return
     unlabelled = ~graph.labelled
@@ -52,10 +56,16 @@ def check(graph: Graph) -> None:
         counts = mask.sum(axis=1)
         if counts.any():
             split = int(np.argmax(counts > 0))
+            of = f"of the {part} mask of split {split}"
+            without = counted(int(counts[split]), f"node {of} has", f"nodes {of} have")
             raise ValueError(
-                f"{graph.name}: {int(counts[split])} nodes of the {part} mask of split {split} have no label (-1 or "
-                f"NaN), node {int(np.argmax(mask[split]))} first; take them out of the mask or label them"
+                f"{graph.where('y')}: {without} no label (-1 or NaN), {graph.node(int(np.argmax(mask[split])))} first; "
+                f"take them out of the mask or label them"
             )
+
+
+def _no_numbers(count: int) -> str:
+    return counted(count, "value that is NaN or infinite", "values that are NaN or infinite")
 
 
 def _not_finite(x: Features | None) -> tuple[int, tuple[int, int]] | None:
@@ -94,7 +104,7 @@ def fill_features(graph: Graph, how: str) -> Graph:
             continue
         filled[field] = _filled_sparse(x, how) if isinstance(x, sp.csr_array) else _filled(np.asarray(x), how)
         became = "0" if how == "zero" else "the mean of their column"
-        changes.append(f"{found[0]} values of {field} that were NaN or infinite became {became}")
+        changes.append(f"{_no_numbers(found[0])} in {field} became {became}")
     return replace(graph, **filled, changes=tuple(changes))
 
 
@@ -138,7 +148,7 @@ def _with_edges(graph: Graph, edges: NDArray[np.int64], change: str) -> Graph:
 def drop_loops(graph: Graph) -> Graph:
     """The graph without edges from a node to itself; the others keep their order."""
     kept = np.flatnonzero(graph.src != graph.dst)
-    return _with_edges(graph, kept, f"{graph.num_edges - kept.size} loops dropped")
+    return _with_edges(graph, kept, f"{counted(graph.num_edges - kept.size, 'loop')} dropped")
 
 
 def merge_duplicates(graph: Graph, how: str) -> Graph:
@@ -157,18 +167,19 @@ def merge_duplicates(graph: Graph, how: str) -> Graph:
         again[firsts] = False
         edge = int(np.argmax(again))
         raise ValueError(
-            f"{graph.name}: edge {edge} is {int(graph.src[edge])} -> {int(graph.dst[edge])} as an edge before it; "
-            f"{repeated} edges repeat another (--duplicates error); --duplicates sum or first merges them"
+            f"{graph.where('edges')}: {graph.edge(edge)} has the ends of an edge before it; "
+            f"{counted(repeated, 'edge repeats', 'edges repeat')} another (--duplicates error); --duplicates sum or "
+            f"first merges them"
         )
     if repeated == 0:
         return replace(graph, changes=(*graph.changes, "no edge repeats another, so no duplicates were merged"))
     if how == "sum" and graph.edge_x is not None:
         raise ValueError(
-            f"{graph.name}: --duplicates sum: {repeated} edges repeat another and have features, which have no sum; "
-            f"--duplicates first keeps those of the first"
+            f"{graph.where('edges')}: --duplicates sum: {counted(repeated, 'edge repeats', 'edges repeat')} another, "
+            f"and their features have no sum; --duplicates first keeps those of the first"
         )
     by_first = np.argsort(firsts)
-    said = f"{repeated} edges that repeat another were merged with it: "
+    said = counted(repeated, "edge that repeats another was", "edges that repeat another were") + " merged with it: "
     merged = _with_edges(
         graph, firsts[by_first], said + ("weights summed" if how == "sum" else "the first of each was kept")
     )
@@ -187,6 +198,12 @@ def make_features(graph: Graph, kind: str, columns: int, seed: int) -> Graph:
     that training learns.
     """
     n = graph.num_nodes
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if kind == "random" and 4 * n * columns > memory:
+        raise ValueError(
+            f"--features random:{columns}: {columns:,} float32 columns of {counted(n, 'node')} are "
+            f"{4 * n * columns / 2**30:,.0f} GiB, and this machine has {memory / 2**30:.0f}; take fewer columns"
+        )
     x: Array | sp.csr_array | None = None
     if kind == "degree":
         into, out = (np.bincount(ends, minlength=n) for ends in (graph.dst, graph.src))
@@ -196,12 +213,12 @@ def make_features(graph: Graph, kind: str, columns: int, seed: int) -> Graph:
     elif kind == "onehot":
         ones, offsets = np.ones(n, np.float32), np.arange(n + 1)
         x = sp.csr_array((ones, offsets[:-1], offsets), shape=(n, n))
-        said = f"a column for each of the {n} nodes (one-hot)"
+        said = f"a column for each of {counted(n, 'node')} (one-hot)"
     elif kind == "random":
         x = np.random.default_rng(seed).standard_normal((n, columns), np.float32)
-        said = f"{columns} random columns, standard normal with seed {seed}"
+        said = f"{counted(columns, 'random column')}, standard normal with seed {seed}"
     else:
-        said = f"{columns} columns that training learns"
+        said = f"{counted(columns, 'column')} that training learns"
     instead = "" if graph.x is None else f", in place of the {graph.x.shape[1]} of the graph's own"
     return replace(
         graph,
@@ -234,22 +251,23 @@ def make_undirected(graph: Graph) -> Graph:
         edge_x=None if edge_x is None else np.concatenate([edge_x, edge_x[alone]]),
         changes=(
             *graph.changes,
-            f"made undirected: {alone.size} reverse entries added, {graph.num_edges} entries became "
-            f"{graph.num_edges + alone.size}",
+            f"made undirected: {counted(alone.size, 'reverse entry', 'reverse entries')} added, {graph.num_edges:,} "
+            f"entries became {graph.num_edges + alone.size:,}",
         ),
     )
 
 
 def parse_fractions(text: str) -> tuple[float, float, float]:
-    """Shares of train, val and test from ``0.6/0.2/0.2``; ``ValueError`` unless each is in 0..1 and they fit into 1."""
+    """Shares of train, val and test from --random-split's ``0.6/0.2/0.2``; ``ValueError`` unless each is in 0..1 and
+    they fit into 1."""
     expected = "expected three shares like 0.6/0.2/0.2 (train/val/test), each 0 to 1, together at most 1"
     try:
         train, val, test = (float(share) for share in text.split("/"))
     except ValueError as error:
-        raise ValueError(f"fractions are {text!r}; {expected}") from error
+        raise ValueError(f"--random-split {text}: {expected}") from error
     # All but NaN and what lies outside; a sum such as 0.7 + 0.2 + 0.1 may exceed 1 by rounding.
     if not all(0 <= share <= 1 for share in (train, val, test)) or not train > 0 or train + val + test > 1 + 1e-9:
-        raise ValueError(f"fractions are {text!r}; {expected}; train must not be 0")
+        raise ValueError(f"--random-split {text}: {expected}; train must not be 0")
     return train, val, test
 
 
@@ -261,7 +279,10 @@ def random_split(graph: Graph, fractions: tuple[float, float, float], seed: int)
     """
     labelled = np.flatnonzero(graph.labelled)
     if labelled.size == 0:
-        raise ValueError(f"{graph.name}: no node has a label, so there is nothing to split into train, val and test")
+        raise ValueError(
+            f"{graph.where('y')}: --random-split splits labelled nodes into train, val and test, but no node has a "
+            f"label"
+        )
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(labelled)
     stratified = graph.task == "single-label"
@@ -280,7 +301,7 @@ def random_split(graph: Graph, fractions: tuple[float, float, float], seed: int)
     sentence = (
         f"{'stratified ' if stratified else ''}random split {shares} with seed {seed}: {counts[0]} train, {counts[1]} "
         f"val, {counts[2]} test"
-        + (f"; {without} nodes without a label are in no mask" if without else "")
+        + (f"; {counted(without, 'node without a label is', 'nodes without a label are')} in no mask" * bool(without))
         + (f", in place of the splits there were ({graph.splits.count})" if graph.splits is not None else "")
     )
     return replace(

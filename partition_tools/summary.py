@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from fullgraph.wording import counted
 from partition_tools.graph import Graph
 from partition_tools.pairs import component_of_nodes, count_pairs
 from partition_tools.stored import Features, StoredRows
@@ -26,6 +27,12 @@ class SplitCount:
     test: int
     overlap: int
     """Nodes in more than one of the three."""
+    train_val: int
+    """Nodes in train and val."""
+    train_test: int
+    """Nodes in train and test."""
+    val_test: int
+    """Nodes in val and test."""
     uncovered: int
     """Nodes in none of the three."""
 
@@ -81,6 +88,8 @@ class Summary:
     num_classes: int
     """Classes, label columns or targets; 0 without labels."""
     num_labelled: int
+    class_names: tuple[int | str, ...]
+    """The user's own labels of the classes; empty where they are 0..C-1."""
     label_counts: tuple[int, ...]
     """Nodes of each class (single-label) or with each label (multi-label)."""
     num_splits: int
@@ -129,6 +138,7 @@ def summarise(graph: Graph) -> Summary:
         task=graph.task,
         num_classes=_num_classes(graph),
         num_labelled=int(graph.labelled.sum()),
+        class_names=() if graph.class_names is None else tuple(graph.class_names.tolist()),
         label_counts=label_counts,
         num_splits=0 if splits is None else splits.count,
         split_counts=_split_counts(graph),
@@ -177,16 +187,48 @@ def _split_counts(graph: Graph) -> tuple[SplitCount, ...]:
         return ()
     masks = np.stack([graph.splits.train, graph.splits.val, graph.splits.test]).astype(np.uint8)
     sizes, times = masks.sum(axis=2, dtype=np.int64), masks.sum(axis=0)
+    both = [(masks[a] & masks[b]).sum(axis=1, dtype=np.int64) for a, b in ((0, 1), (0, 2), (1, 2))]
     return tuple(
         SplitCount(
             train=int(sizes[0, split]),
             val=int(sizes[1, split]),
             test=int(sizes[2, split]),
             overlap=int(np.count_nonzero(times[split] > 1)),
+            train_val=int(both[0][split]),
+            train_test=int(both[1][split]),
+            val_test=int(both[2][split]),
             uncovered=int(np.count_nonzero(times[split] == 0)),
         )
         for split in range(graph.splits.count)
     )
+
+
+def warnings(summary: Summary) -> list[str]:
+    """Sentences on splits that train or score something else than people mean."""
+    said = []
+    for what, effect, nodes in (
+        (
+            "train and val",
+            "the score that picks the best epoch is of nodes trained on",
+            [c.train_val for c in summary.split_counts],
+        ),
+        ("train and test", "the test score is of nodes trained on", [c.train_test for c in summary.split_counts]),
+        (
+            "val and test",
+            "the test score is of nodes that pick the best epoch",
+            [c.val_test for c in summary.split_counts],
+        ),
+    ):
+        found = [(split, count) for split, count in enumerate(nodes) if count]
+        if found:
+            split, count = found[0]
+            more = f", and so in {counted(len(found) - 1, 'other split')}" if len(found) > 1 else ""
+            said.append(f"split {split}: {counted(count, 'node is', 'nodes are')} in {what}{more}; {effect}")
+    empty = [split for split, count in enumerate(summary.split_counts) if not count.train]
+    if empty and summary.task is not None:
+        more = f", nor in {counted(len(empty) - 1, 'other split')}" if len(empty) > 1 else ""
+        said.append(f"split {empty[0]}: no node is in train{more}; it cannot be trained on")
+    return said
 
 
 def render(summary: Summary) -> str:
@@ -195,14 +237,14 @@ def render(summary: Summary) -> str:
     rows = [
         ("graph", s.name),
         ("nodes", f"{s.num_nodes:,} ({s.isolated:,} isolated)"),
-        ("directed entries", f"{s.num_edges:,} ({s.loops:,} loops, {s.duplicates:,} duplicates)"),
+        ("directed entries", f"{s.num_edges:,} ({counted(s.loops, 'loop')}, {counted(s.duplicates, 'duplicate')})"),
         ("undirected pairs", f"{s.undirected_pairs:,} (loops dropped, duplicates merged)"),
         (
             "direction",
             "directed (some entries have no reverse)" if s.directed else "undirected (every entry has its reverse)",
         ),
         ("edge weights", _edge_weights(s)),
-        ("components", f"{s.components:,} (largest {s.largest_component:,} nodes)"),
+        ("components", f"{s.components:,} (largest {counted(s.largest_component, 'node')})"),
         ("in-degree", f"{s.in_degree[0]:,} to {s.in_degree[1]:,}, mean {s.num_edges / s.num_nodes:.1f}"),
         ("out-degree", f"{s.out_degree[0]:,} to {s.out_degree[1]:,}"),
     ]
@@ -236,10 +278,11 @@ def _edge_weights(s: Summary) -> str:
         return "yes" if s.weighted else "no"
     w, odd = s.weights, ""
     if w.zero or w.negative:
-        odd += f", {w.zero:,} of them 0, {w.negative:,} negative"
+        odd += f", {w.zero:,} of them zero, {w.negative:,} negative"
     if w.zero_sums or w.negative_sums:
         odd += (
-            f"; into {w.zero_sums:,} nodes they sum to 0, into {w.negative_sums:,} to less (gcn and sage divide by it)"
+            f"; into {counted(w.zero_sums, 'node')} they sum to 0, into {w.negative_sums:,} to less (gcn and sage "
+            f"divide by it)"
         )
     return f"yes{odd}"
 
@@ -247,10 +290,12 @@ def _edge_weights(s: Summary) -> str:
 def _labels(s: Summary) -> str:
     if s.task is None:
         return "none"
-    what = {"single-label": "classes", "multi-label": "labels", "regression": "targets"}[s.task]
+    one, many = {"single-label": ("class", "classes"), "multi-label": ("label", "labels")}.get(
+        s.task, ("target", "targets")
+    )
     counts = ", ".join(f"{count:,}" for count in s.label_counts[:_SHOWN])
     return (
-        f"{s.task}, {s.num_classes:,} {what}, {s.num_labelled:,} of {s.num_nodes:,} nodes labelled"
+        f"{s.task}, {counted(s.num_classes, one, many)}, {s.num_labelled:,} of {counted(s.num_nodes, 'node')} labelled"
         + (f"; nodes each: {counts}" if counts else "")
         + (", ..." if len(s.label_counts) > _SHOWN else "")
     )

@@ -150,7 +150,7 @@ def test_columns_are_found_by_name_in_any_order(tmp_path: Path) -> None:
     assert g.edge_weight is not None
     assert g.edge_weight.tolist() == [0.5, 2]
     assert "columns id, label were left out" in said(g)
-    assert "columns id, weight, label were left out; --weights takes it" in said(load(write(tmp_path, content)))
+    assert "columns id, weight, label were left out; --weights takes weight" in said(load(write(tmp_path, content)))
 
 
 def test_a_first_line_of_words_above_numbers_is_a_header(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ WRONG: list[tuple[str | bytes, dict[str, Any], str]] = [
     (
         "0,1\n1,7\n",
         {"num_nodes": 5},
-        r"line 2: edge 1 -> 7: 5 nodes \(--num-nodes\).*1 such edges, the largest id is 7",
+        r"line 2: edge 1 -> 7: 5 nodes \(--num-nodes\).*1 such edge, the largest id is 7",
     ),
     ("1,2\n2,3\n", {"num_nodes": 3}, "line 2: edge 2 -> 3: 3 nodes.*add --index-base 1"),
     ("0,1\n1,2\n", {"num_nodes": 3, "index_base": 1}, "line 1: .*leave out --index-base 1"),

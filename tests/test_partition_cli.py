@@ -123,7 +123,10 @@ def test_verify_names_the_fault_and_exits_1(run: Run) -> None:
         ("build g.npz --parts 0 --out s", "--parts 0: expected at least 1"),
         ("build g.npz --parts 2 --out s --method nice", "--method nice: expected metis"),
         ("build g.npz --parts 2 --out s --method random --tries 3", "--tries has no effect with --method random"),
-        ("build g.npz --parts 2 --out s --random-split 0.9/0.9/0.9", "fractions are '0.9/0.9/0.9'"),
+        (
+            "build g.npz --parts 2 --out s --random-split 0.9/0.9/0.9",
+            "--random-split 0.9/0.9/0.9: expected three shares",
+        ),
         ("build g.npz --parts 2 --out g.npz", "g.npz: is a file; expected a folder"),
         ("build g.npz --parts 2 --out . --force", "holds files that no build wrote (g.npz)"),
     ],

@@ -145,7 +145,7 @@ def test_any_order_of_any_ids(tmp_path_factory: pytest.TempPathFactory, ids: lis
         (ROWS, {"features": "nowhere.npy"},
          "--features nowhere.npy: no such file; .*degree, onehot, random:K or learned:K"),
         (NAMED, {"labels": ("y.csv", "id,y\nann,1\nbob,0\n"), "splits": ("s.csv", "id,s\ndan,train\n")},
-         r"s\.csv, line 2: id dan is no node of g; 1 of 1 ids are unknown"),
+         r"s\.csv, line 2: id dan is no node of g; 1 of 1 id unknown"),
         (ROWS, {"features": ("x.npy", np.ones((3, 1))), "labels": ("y.npy", np.zeros(4, int))},
          "4 rows of labels for 3 nodes"),
     ],
@@ -160,13 +160,13 @@ def test_missing_numbers_are_nan_and_nan_is_refused_unless_asked(tmp_path: Path)
     g = joined(tmp_path, ROWS, features=("x.csv", content))
     assert "2 empty fields were read as NaN" in said(g)
     with pytest.raises(
-        ValueError, match=r"x holds 3 values that are NaN or infinite, the first at node 1, column 0.*--nan"
+        ValueError, match=r"holds 3 values that are NaN or infinite, the first at node 1, column 0.*--nan"
     ):
         check(g)
     zero, mean = (joined(tmp_path, ROWS, features=("x.csv", content), nan=how) for how in ("zero", "mean"))
     np.testing.assert_array_equal(zero.x, np.float32([[1, 2], [0, 0], [3, 0]]))
     np.testing.assert_array_equal(mean.x, np.float32([[1, 2], [2, 2], [3, 2]]))
-    assert "3 values of x that were NaN or infinite became 0" in said(zero)
+    assert "3 values that are NaN or infinite in x became 0" in said(zero)
     check(mean)
 
 
@@ -211,8 +211,8 @@ def test_forms_of_labels(tmp_path: Path, labels: tuple[str, Any], task: str, exp
 
 def test_what_became_of_labels_is_said(tmp_path: Path) -> None:
     g = joined(tmp_path, NAMED, labels=("y.csv", "id,label\nann,cat\nbob,\n"))
-    assert "1 names became classes in their order: cat" in said(g)
-    assert "1 nodes have no row there and are without a label" in said(g)
+    assert "1 name became classes in their order: cat" in said(g)
+    assert "1 node has no row there and is without a label" in said(g)
     assert by_id(g, "y") == {"ann": 0, "bob": -1, "cid": -1}
     isolated = joined(tmp_path, NAMED, labels=("y.csv", "id,label\ndan,1\n"))
     assert by_id(isolated, "y") == {"ann": -1, "bob": -1, "cid": -1, "dan": 1}
@@ -222,7 +222,7 @@ def test_what_became_of_labels_is_said(tmp_path: Path) -> None:
     ("labels", "message"),
     [
         (("y.csv", "0,1\n1,1\n2,0\n"), "2 columns without names.*--id-column 1"),
-        (("y.csv", "id,a,b\n0,1,0\n1,1,1\n"), "1 nodes have no row, node 2 first; several labels"),
+        (("y.csv", "id,a,b\n0,1,0\n1,1,1\n"), "1 node has no row, node 2 first; several labels"),
         (("y.csv", "id,a,b\n0,x,y\n1,x,y\n2,x,y\n"), "2 columns of names"),
         (("y.csv", "id,label\n0,1\n1,-3\n2,2\n"), "is -3; classes are numbered from 0"),
         (("y.npy", np.array([[["a"]]])), "expected .N. names of classes"),
@@ -246,14 +246,14 @@ def test_labels_numbered_from_one(tmp_path: Path) -> None:
     none = joined(tmp_path, ROWS, labels=("y.npy", np.array([1, 0, 2])), label_base=1)
     assert none.y is not None
     assert none.y.tolist() == [0, -1, 1]
-    assert "1 nodes of label 0 have none" in said(none)
+    assert "1 node of label 0 has none" in said(none)
 
 
 def test_labels_missing_in_a_mask_are_an_error_with_a_count(tmp_path: Path) -> None:
     g = joined(
         tmp_path, ROWS, labels=("y.npy", np.array([0.0, np.nan, np.nan])), splits=("s.csv", "train\ntrain\ntest\n")
     )
-    with pytest.raises(ValueError, match=r"1 nodes of the train mask of split 0 have no label .*node 1 first"):
+    with pytest.raises(ValueError, match=r"1 node of the train mask of split 0 has no label .*node 1 first"):
         check(g)
 
 
@@ -295,9 +295,9 @@ def test_several_splits(tmp_path: Path) -> None:
     [
         (("s.csv", "train\nval\nfoo\n"), r"s\.csv, line 3: 'foo' is no split; expected train, val, test"),
         (("s.npy", np.array([0, 1, 2])), r"int64 \[3\]; expected words train, val, test"),
-        (("s.npy", np.array([[1, 1, 0]] * 3)), "row 0 is in more than one"),
+        (("s.npy", np.array([[1, 1, 0]] * 3)), "row 0: a node in more than one"),
         (("s.npz", {"a": np.array([0])}), "holds a; expected train, val and test"),
-        (("s.npz", {"train": np.array([0]), "train_mask": np.array([1])}), "train_mask and train say the same"),
+        (("s.npz", {"train": np.array([0]), "train_mask": np.array([1, 0, 0])}), "train_mask and train say the same"),
         (("s.npz", {"train": np.array([9])}), "train names node 9 at place 0; there are 3 nodes"),
         (("s.npz", {"train": np.array([-1])}), "train names node -1"),
         (("s.npz", {"train": np.array([0.5])}), "expected integers"),

@@ -11,6 +11,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import numpy as np
+
+from fullgraph.wording import counted
 from partition_tools import prepare
 from partition_tools.graph import Graph
 from partition_tools.sources import (
@@ -68,7 +71,7 @@ def load(spec: str | os.PathLike[str], options: LoadOptions | None = None) -> Gr
     spec, options = str(spec), options or LoadOptions()
     try:
         request = Request(options=options, tables=tables.Tables.read(options))
-        graph = tables.join(_read(spec, request), request.tables)
+        graph = tables.join(replace(_read(spec, request), origin={"": spec}), request.tables)
     except OSError as error:
         raise ValueError(f"{error.filename or spec}: cannot be read: {error.strerror or error}") from error
     graph = _labels(graph, options)
@@ -99,7 +102,7 @@ def _read(spec: str, request: Request) -> Graph:
     graph = reader.read(spec, request)
     asked = request.options.num_nodes
     if asked is not None and asked != graph.num_nodes:
-        raise ValueError(f"{spec}: has {graph.num_nodes} nodes, but --num-nodes says {asked}")
+        raise ValueError(f"{spec}: has {counted(graph.num_nodes, 'node')}, but --num-nodes says {asked}")
     return graph
 
 
@@ -119,8 +122,15 @@ def _labels(graph: Graph, options: LoadOptions) -> Graph:
     if graph.y is None:
         raise ValueError(f"{graph.name}: --task and --label-base have no effect on a graph without labels")
     y, changes = graph.y, list(graph.changes)
+    names, where = graph.class_names, graph.where("y")
     if options.label_base == 1:
-        y = arrays.labels_from_one(y, "labels", changes)
+        if names is not None:
+            raise ValueError(f"{where}: --label-base 1 has no effect on names of classes; leave it out")
+        y = arrays.labels_from_one(y, where, changes)
+        names = np.arange(1, int(y.max(initial=0)) + 2)
     if options.task is not None:
-        y = arrays.labels_as(y, options.task, "labels", changes)
-    return replace(graph, y=y, changes=tuple(changes))
+        if names is not None and options.task == "regression":
+            raise ValueError(f"{where}: --task regression: the labels are names; give numbers")
+        names = names if y.ndim == 2 or options.task == "single-label" else None
+        y = arrays.labels_as(y, options.task, where, changes)
+    return replace(graph, y=y, class_names=names, changes=tuple(changes))

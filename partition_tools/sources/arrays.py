@@ -13,6 +13,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from fullgraph.wording import counted, there_are
 from partition_tools.graph import Array, Splits, entry_keys
 from partition_tools.sources.fields import Fields
 
@@ -20,6 +21,8 @@ Features: TypeAlias = Array | sp.csr_array
 
 TASKS = ("single-label", "multi-label", "regression")
 PARTS = ("train", "val", "test")
+_FEW_CLASSES = 1 << 16
+"""Up to this number of classes most may be empty; of more, one of 16 must occur."""
 _PART_NAMES = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}
 
 
@@ -51,22 +54,43 @@ def most_nodes(num_edges: int) -> int:
     return 16 * num_edges + 1_000_000
 
 
-def check_ends(src: NDArray[np.int64], dst: NDArray[np.int64], num_nodes: int, where: str, because: str) -> None:
-    """Both ends of every entry lie in 0..num_nodes-1; ``because`` says where num_nodes comes from."""
+def check_ends(
+    src: NDArray[np.int64], dst: NDArray[np.int64], num_nodes: int, where: str, because: str, base: int | None = None
+) -> None:
+    """Both ends of every entry lie in 0..num_nodes-1; ``because`` says where num_nodes comes from.
+
+    ``base`` is what was subtracted from the file's ids, of which the message speaks; None for a format that does not
+    take --index-base.
+    """
     bad = (src < 0) | (src >= num_nodes) | (dst < 0) | (dst >= num_nodes)
     if not bad.any():
         return
     first = int(np.argmax(bad))
-    low, high = min(int(src.min()), int(dst.min())), max(int(src.max()), int(dst.max()))
-    remedy = "number the nodes from 0, or give every node its row"
-    if low == 1 and high == num_nodes:
-        remedy = "ids seem to start at 1: subtract 1 from every id"
-    elif low < 0:
+    start = base or 0
+    low, high = min(int(src.min()), int(dst.min())) + start, max(int(src.max()), int(dst.max())) + start
+    remedy = f"number the nodes from {start}, or give every node its row"
+    if low < 0:
         remedy = "ids must not be negative; a negative one often comes from an id too large for its integer type"
+    elif low >= 1 and high == num_nodes and start == 0:
+        remedy = f"ids seem to start at 1: {'subtract 1 from every id' if base is None else 'add --index-base 1'}"
+    elif low < start:
+        remedy = "ids start at 0: leave out --index-base 1"
     raise ValueError(
-        f"{where}: edge {first} is {int(src[first])} -> {int(dst[first])}, but there are {num_nodes} nodes "
-        f"({because}), so ids go from 0 to {num_nodes - 1}; {int(bad.sum())} such edges; {remedy}"
+        f"{where}: edge {first} is {int(src[first]) + start} -> {int(dst[first]) + start}, but "
+        f"{there_are(num_nodes, 'node')} ({because}), so ids go from {start} to {num_nodes - 1 + start}; "
+        f"{counted(int(bad.sum()), 'such edge')}; {remedy}"
     )
+
+
+def lookup(own: Array, asked: Array) -> NDArray[np.int64]:
+    """[M] the place of each asked id among ``own``, -1 where it is not there. Ids of two kinds meet as text."""
+    if own.dtype.kind != asked.dtype.kind:
+        own, asked = own.astype(str), asked.astype(str)
+    if own.size == 0:
+        return np.full(asked.shape, -1)
+    order = np.argsort(own, kind="stable")
+    place = order[np.minimum(np.searchsorted(own[order], asked), own.size - 1)]
+    return np.where(own[place] == asked, place, -1)
 
 
 def csr(parts: Sequence[Array], prefix: str, num_rows: int | None = None) -> sp.csr_array:
@@ -154,7 +178,8 @@ def sparse_features(matrix: sp.csr_array, where: str, changes: list[str]) -> sp.
     stored = matrix.nnz
     matrix.sum_duplicates()
     if matrix.nnz != stored:
-        changes.append(f"{where}: {stored - matrix.nnz} values stored twice for one place were summed")
+        again = counted(stored - matrix.nnz, "value that was", "values that were")
+        changes.append(f"{where}: {again} stored again for one place went into a sum")
     return matrix
 
 
@@ -223,6 +248,11 @@ def labels(values: Array, where: str, changes: list[str], task: str | None = Non
     if task == "multi-label":
         return _label_columns(values.reshape(values.shape[0], -1), where, changes)
     values = reals(values, where, "targets")
+    if single is None and bool(((values == 0) | (values == 1) | np.isnan(values)).all()):
+        changes.append(
+            f"{where} holds 0, 1 and NaN: taken as targets of a regression, because several labels a node are 0 or 1 "
+            f"each, and none says that it is unknown"
+        )
     targets = values.astype(np.float64 if values.dtype.kind in "iu" or values.dtype.itemsize > 4 else np.float32)
     return targets if single is None else targets.reshape(-1)
 
@@ -260,12 +290,41 @@ def _classes(values: Array, where: str, changes: list[str]) -> NDArray[np.int64]
             f"label: number them with numpy.unique(..., return_inverse=True)"
         )
     used = np.unique(classes[classes >= 0])
+    most = int(used[-1]) + 1 if used.size else 0
+    if most > max(_FEW_CLASSES, 16 * used.size):
+        raise ValueError(
+            f"{where}[{int(np.argmax(classes))}] is {most - 1}, but only {counted(used.size, 'class', 'classes')} "
+            f"occur, and a model has an output for every number up to the largest; number them from 0: "
+            f"numpy.unique(..., return_inverse=True)"
+        )
+    if values.dtype.kind == "u" and most - 1 == np.iinfo(values.dtype).max:
+        changes.append(
+            f"{where} is {values.dtype} and its largest class is {most - 1}; if that says that a node has no label, "
+            f"save it as -1 in int64"
+        )
+    elif most > 2 * used.size + 8:
+        changes.append(
+            f"{where}: of the classes 0 to {most - 1} only {used.size} occur; a model has an output for each"
+        )
     if used.size > 1 and used[0] == 1 and used[-1] == used.size:
         changes.append(
             f"{where}: no node has class 0, all of 1 to {used.size} occur; if labels are numbered from 1, add "
             f"--label-base 1"
         )
     return classes
+
+
+def named_classes(values: Array, where: str, changes: list[str]) -> tuple[NDArray[np.int64], Array]:
+    """([N] classes of names in their order, -1 for empty ones; [C] the names)."""
+    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if values.ndim != 1:
+        raise ValueError(f"{where} has shape {list(values.shape)}; expected [N] names of classes")
+    names, classes = np.unique(values, return_inverse=True)
+    empty = int(names.size > 0 and names[0] == "")
+    names = names[empty:]
+    shown = ", ".join(names[:10].tolist()) + (", ..." if names.size > 10 else "")
+    changes.append(f"{where}: {counted(names.size, 'name', 'names')} became classes in their order: {shown}")
+    return (classes.reshape(values.shape) - empty).astype(np.int64), names
 
 
 def labels_from_one(y: Array, where: str, changes: list[str]) -> Array:
@@ -275,7 +334,8 @@ def labels_from_one(y: Array, where: str, changes: list[str]) -> Array:
     changes[:] = [sentence for sentence in changes if not sentence.endswith("add --label-base 1")]
     none = int((y == 0).sum())
     changes.append(
-        "labels are numbered from 1, so 1 was subtracted" + (f"; {none} nodes of label 0 have none" * bool(none))
+        "labels are numbered from 1: class 0 is label 1"
+        + (f"; {counted(none, 'node of label 0 has', 'nodes of label 0 have')} none" * bool(none))
     )
     return np.where(y > 0, y - 1, -1)
 
@@ -318,9 +378,13 @@ def _label_columns(values: Array, where: str, changes: list[str]) -> NDArray[np.
 
 def masks(values: Array, num_nodes: int, where: str) -> NDArray[np.bool_]:
     """[N], [N, 1], [k, N] or [N, k] of zeros and ones as bool [k, N]."""
-    if values.dtype.kind not in "iub" or (values.dtype.kind != "b" and ((values != 0) & (values != 1)).any()):
+    if values.dtype.kind not in "iubf":
+        raise ValueError(f"{where} is {values.dtype}; expected a mask of 0 and 1, [N] or [k, N]")
+    bad = (values != 0) & (values != 1)
+    if bad.any():
         raise ValueError(
-            f"{where} is {values.dtype} with other values than 0 and 1; expected a bool mask [N] or [k, N]"
+            f"{where} holds {values[bad][0]}; expected a mask of 0 and 1, [N] or [k, N] (lists of nodes are named "
+            f"train_idx, val_idx and test_idx)"
         )
     mask = values.astype(np.bool_, copy=False)
     if mask.shape == (num_nodes,):
@@ -362,17 +426,32 @@ def splits(given: dict[str, tuple[str, Array | None]], num_nodes: int, changes: 
     return Splits(**filled)
 
 
-def index_masks(values: Array, num_nodes: int, where: str) -> NDArray[np.bool_]:
-    """A list [m] of node ids, or [k, m] lists of as many each, as bool [k, N]."""
-    nodes = integers(values, where)
-    if nodes.ndim not in (1, 2):
-        raise ValueError(f"{where} has shape {list(nodes.shape)}; expected a list of node ids [m], or [k, m]")
-    nodes = nodes[None, :] if nodes.ndim == 1 else nodes
+def index_masks(
+    values: Array, num_nodes: int, where: str, *, base: int = 0, ids: Array | None = None
+) -> NDArray[np.bool_]:
+    """A list [m] of nodes, or [k, m] lists of as many each, as bool [k, N].
+
+    Nodes are named by their rows, counted from ``base``, or by ``ids`` [N] where given.
+    """
+    names = values if ids is not None and values.dtype.kind == "U" else integers(values, where)
+    if names.ndim not in (1, 2):
+        raise ValueError(f"{where} has shape {list(names.shape)}; expected a list of nodes [m], or [k, m]")
+    names = names[None, :] if names.ndim == 1 else names
+    nodes = names - base if ids is None else lookup(ids, names)
     bad = (nodes < 0) | (nodes >= num_nodes)
     if bad.any():
+        there = f"{base} to {num_nodes - 1 + base}" if ids is None else f"with ids like {ids[0]}, {ids[-1]}"
         raise ValueError(
-            f"{where} names node {int(nodes[bad][0])} at place {int(np.argwhere(bad)[0, 1])}; there are {num_nodes} "
-            f"nodes, 0 to {num_nodes - 1}"
+            f"{where} names node {names[bad][0]} at place {int(np.argwhere(bad)[0, 1])}; "
+            f"{there_are(num_nodes, 'node')}, {there}"
+        )
+    in_order = np.sort(nodes, axis=1)
+    again = in_order[:, 1:] == in_order[:, :-1]
+    if again.any():
+        node = int(in_order[:, 1:][again][0])
+        raise ValueError(
+            f"{where} names node {node + base if ids is None else ids[node]} more than once; expected a list of nodes, "
+            f"each once (a mask is bool, or named train_mask, val_mask or test_mask)"
         )
     mask = np.zeros((nodes.shape[0], num_nodes), np.bool_)
     np.put_along_axis(mask, nodes, True, axis=1)
@@ -385,8 +464,17 @@ def mask_names(*, bare: bool = False) -> tuple[str, ...]:
     return tuple(name + end for end in ends for names in _PART_NAMES.values() for name in names)
 
 
-def field_splits(fields: Fields, num_nodes: int, changes: list[str], *, bare: bool = False) -> Splits | None:
-    """The splits in the fields ``train_mask`` or ``train_idx`` (with ``bare`` also ``train``, by type) and so on."""
+def field_splits(
+    fields: Fields,
+    num_nodes: int,
+    changes: list[str],
+    *,
+    bare: bool = False,
+    base: int = 0,
+    ids: Array | None = None,
+) -> Splits | None:
+    """The splits in the fields ``train_mask`` or ``train_idx`` (with ``bare`` also ``train``, by type) and so on;
+    lists as in ``index_masks``."""
     given: dict[str, tuple[str, Array | None]] = {}
     for part, names in _PART_NAMES.items():
         found = [name for name in mask_names(bare=bare) if name in fields and name.partition("_")[0] in names]
@@ -395,7 +483,7 @@ def field_splits(fields: Fields, num_nodes: int, changes: list[str], *, bare: bo
         name = found[0] if found else f"{part}_mask"
         value = fields.get(name)
         if value is not None and (name.endswith("_idx") or ("_" not in name and value.dtype != np.bool_)):
-            value = index_masks(value, num_nodes, fields.where(name))
+            value = index_masks(value, num_nodes, fields.where(name), base=base, ids=ids)
         given[part] = (name, value)
     return splits(given, num_nodes, changes, fields.path)
 

@@ -20,11 +20,12 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from fullgraph.wording import counted
 from partition_tools.graph import Array, Graph
 from partition_tools.sources import arrays
 from partition_tools.sources.options import LoadOptions
 from partition_tools.sources.reader import Reader, Request
-from partition_tools.sources.tables import Table, lookup
+from partition_tools.sources.tables import Table
 from partition_tools.sources.text import Text, leading_zero
 
 _ENDINGS = ("csv", "tsv", "txt", "edges", "edgelist", "el", "wel")
@@ -91,7 +92,8 @@ class _Ends:
         text.check_width()
         source, target, weight = _places(text, options, said)
         if text.comments:
-            said.append(f"{text.num_rows} edges read, {text.comments} lines of comments skipped")
+            skipped = counted(text.comments, "line of comments", "lines of comments")
+            said.append(f"{counted(text.num_rows, 'edge')} read, {skipped} skipped")
         ids = _ids(text, [source, target], options, said)
         if ids.dtype.kind == "U":
             _refuse_triples(text, weight)
@@ -156,7 +158,9 @@ def _places(text: Text, options: LoadOptions, said: list[str]) -> tuple[int, int
     left = [c for c in range(width) if c not in (source, target) and not (c == weight and options.weights)]
     if left:
         names = ", ".join(header[c] if header else str(c + 1) for c in left)
-        hint = "; --weights takes it as edge weights" if weight in left else ""
+        hint = (
+            f"; --weights takes {'it' if len(left) == 1 else header[weight]} as edge weights" if weight in left else ""
+        )
         said.append(f"column {names} was left out{hint}" if len(left) == 1 else f"columns {names} were left out{hint}")
     return source, target, weight
 
@@ -197,7 +201,7 @@ def _ids(text: Text, columns: list[int], options: LoadOptions, said: list[str]) 
                 f"--text-ids takes ids as names",
             )
         return ids
-    if all(re.fullmatch(r"[0-9.]+e[+]?[0-9]+|[0-9]+\.0*", field, re.IGNORECASE) for field in first):
+    if all(re.fullmatch(r"[0-9]+(\.[0-9]*)?(e[+]?[0-9]+)?", field, re.IGNORECASE) for field in first):
         return _from_floats(text, columns, said)
     if text.header is None and options.header is None:
         said.append(f"the first line ({', '.join(row)[:60]}) is an edge; --header yes makes it names of columns")
@@ -274,8 +278,8 @@ def _refuse_row(
         remedy = "; ids start at 0: leave out --index-base 1"
     ends.fail(
         int(np.argmax(bad)),
-        f"{num_nodes} nodes ({because}), so ids go from {base} to {num_nodes - 1 + base}; {int(bad.sum())} such edges, "
-        f"the largest id is {high + base}{remedy}",
+        f"{counted(num_nodes, 'node')} ({because}), so ids go from {base} to {num_nodes - 1 + base}; "
+        f"{counted(int(bad.sum()), 'such edge')}, the largest id is {high + base}{remedy}",
     )
 
 
@@ -302,25 +306,33 @@ def _by_id(ends: _Ends, request: Request, changes: list[str]) -> tuple[NDArray[n
     first, last = ids[0], ids[-1]
     said = f"N is {ids.size}, the distinct ids from {first} to {last}"
     if ids.dtype == np.int64 and int(first) == 1 and int(last) == ids.size:
-        said += "; they start at 1 and stay the nodes' own ids; files with a row a node would ask for --index-base 1"
+        said += "; they start at 1 and stay the nodes' own ids"
+        if base is None:
+            said += "; files with a row a node would ask for --index-base 1"
     elif ids.dtype == np.int64 and ids.size <= int(last) < 2 * ids.size:
-        said += (
-            f"; {int(last) + 1 - ids.size} numbers below the last are no node's; if nodes without edges are meant, add "
-            f"--num-nodes {int(last) + 1}"
-        )
+        start = int(first == 1) if base is None else base
+        gaps = int(last) + 1 - start - ids.size
+        if gaps:
+            said += (
+                f"; {counted(gaps, 'number', 'numbers')} from {start} to the last {'is' if gaps == 1 else 'are'} no "
+                f"node's; if nodes without edges are meant, add --num-nodes {int(last) + 1 - start}"
+                + (f" --index-base {start}" if start and base is None else "")
+            )
     changes.append(said)
     return place[:e], place[e : 2 * e], ids
 
 
 def _among(ends: _Ends, table: Table) -> tuple[NDArray[np.int64], NDArray[np.int64], Array]:
     assert table.ids is not None
-    src, dst = lookup(table.ids, ends.src), lookup(table.ids, ends.dst)
+    src, dst = arrays.lookup(table.ids, ends.src), arrays.lookup(table.ids, ends.dst)
     bad = (src < 0) | (dst < 0)
     if bad.any():
         edge = int(np.argmax(bad))
         stranger = ends.src[edge] if src[edge] < 0 else ends.dst[edge]
         ends.fail(
-            edge, f"{stranger} is not among the {table.ids.shape[0]} ids of {table.path}; {int(bad.sum())} such edges"
+            edge,
+            f"{stranger} is not among the {counted(table.ids.shape[0], 'id')} of {table.path}; "
+            f"{counted(int(bad.sum()), 'such edge')}",
         )
     return src, dst, table.ids
 

@@ -137,4 +137,5 @@ READER = Reader(
     description="NAME.h5 as partition_tools.sources.save_h5 writes it: the arrays of plain, with checksums",
     matches=_matches,
     read=_read,
+    takes=frozenset({"index_base"}),
 )

@@ -1,9 +1,11 @@
 """The layout of this package, the same in ``.npz``, ``.h5`` and ``.pt`` files: which array means what.
 
-edge_index   [2, E] integers; column i is an edge edge_index[0, i] -> edge_index[1, i], kept as given
+edge_index   [2, E] integers; column i is an edge edge_index[0, i] -> edge_index[1, i], kept as given. Nodes are
+             numbered from 0, or from 1 by --index-base 1, here and in lists of nodes
 num_nodes    optional; else N is the number of rows of whatever has a row a node, else the largest id + 1
 x            optional [N, F]; or CSR features as x_data, x_indices, x_indptr, x_shape
-y            optional; [N] or [N, 1] classes, [N, C] zeros and ones, [N] or [N, T] float targets
+y            optional; [N] or [N, 1] classes or their names, [N, C] zeros and ones, [N] or [N, T] float targets
+class_names  optional [C] integers or strings, the user's own labels of classes 0..C-1
 task         optional string: single-label, multi-label or regression, where y alone would be read otherwise
 train_mask, val_mask, test_mask   optional; [N], [N, 1], [k, N] or [N, k]; or lists of node ids as train_idx, val_idx,
              test_idx [m] or [k, m]
@@ -20,6 +22,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from fullgraph.wording import counted
 from partition_tools.graph import Array, Graph, Splits
 from partition_tools.sources import arrays
 from partition_tools.sources.fields import Fields, unread
@@ -29,24 +32,30 @@ CSR = ("x_data", "x_indices", "x_indptr", "x_shape")
 _EDGE_FEATURES = ("edge_x", "edge_attr")
 _MASKS = arrays.mask_names()
 NAMES = ("edge_index", "num_nodes", "x", *CSR, "y", "task", *_MASKS, "edge_weight", *_EDGE_FEATURES, "node_weight")
-NAMES = (*NAMES, "node_ids")
+NAMES = (*NAMES, "node_ids", "class_names")
 
 
 def graph_of(fields: Fields, request: Request) -> Graph:
     """The graph that the fields hold. Raises ``ValueError`` naming file and array."""
     changes = unread(fields, NAMES)
-    src, dst = _edges(fields, changes)
+    base = request.options.index_base
+    src, dst = _edges(fields, base or 0, changes)
     x = _features(fields, changes)
     y = fields.get("y")
     node_ids = _node_ids(fields)
     node_weight = fields.get("node_weight")
     rows = {"x": x, "y": y, "node_weight": node_weight, "node_ids": node_ids}
     num_nodes, because = _num_nodes(fields, request, rows, src, dst, changes)
-    arrays.check_ends(src, dst, num_nodes, fields.where("edge_index"), because)
+    arrays.check_ends(src, dst, num_nodes, fields.where("edge_index"), because, base or 0)
+    if base == 1 and node_ids is None:
+        node_ids = np.arange(1, num_nodes + 1)
     weight = fields.get("edge_weight")
     task = fields.get("task")
     if task is not None and (task.size != 1 or task.dtype.kind != "U"):
         raise ValueError(f"{fields.where('task')} is {task.dtype} {list(task.shape)}; expected one string")
+    class_names = _class_names(fields)
+    if y is not None and y.dtype.kind == "U":
+        y, class_names = arrays.named_classes(y, fields.where("y"), changes)
     return Graph(
         name=Path(fields.path).stem,
         num_nodes=num_nodes,
@@ -56,16 +65,17 @@ def graph_of(fields: Fields, request: Request) -> Graph:
         y=None
         if y is None
         else arrays.labels(y, fields.where("y"), changes, None if task is None else str(task.item())),
-        splits=arrays.field_splits(fields, num_nodes, changes),
+        splits=arrays.field_splits(fields, num_nodes, changes, base=base or 0),
         edge_weight=None if weight is None else arrays.edge_weights(weight, src.size, fields.where("edge_weight")),
         edge_x=_edge_features(fields, src.size),
         node_weight=None if node_weight is None else _node_weight(node_weight, fields.where("node_weight")),
         node_ids=node_ids,
+        class_names=class_names,
         changes=tuple(changes),
     )
 
 
-def _edges(fields: Fields, changes: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _edges(fields: Fields, base: int, changes: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     where = fields.where("edge_index")
     edges = arrays.integers(fields.read("edge_index"), where)
     if edges.ndim != 2 or edges.shape[0] != 2:
@@ -76,7 +86,7 @@ def _edges(fields: Fields, changes: list[str]) -> tuple[NDArray[np.int64], NDArr
         changes.append(
             "edge_index is [2, 2] and was taken as [2, E]: sources in its first row, destinations in its second"
         )
-    return edges[0], edges[1]
+    return (edges[0] - base, edges[1] - base) if base else (edges[0], edges[1])
 
 
 def _features(fields: Fields, changes: list[str]) -> arrays.Features | None:
@@ -109,6 +119,17 @@ def _node_ids(fields: Fields) -> Array | None:
     if distinct.size != ids.size:
         raise ValueError(f"{where} holds {distinct[counts > 1][0]!s} more than once; expected one id a node")
     return ids
+
+
+def _class_names(fields: Fields) -> Array | None:
+    names = fields.get("class_names")
+    if names is None:
+        return None
+    where = fields.where("class_names")
+    names = names if names.dtype.kind == "U" else arrays.integers(names, where)
+    if names.ndim != 1 or np.unique(names).size != names.size:
+        raise ValueError(f"{where} is {names.dtype} {list(names.shape)}; expected [C] labels of classes, all different")
+    return names
 
 
 def _node_weight(values: Array, where: str) -> NDArray[np.int64]:
@@ -147,21 +168,23 @@ def _num_nodes(
     if claims:
         because, num_nodes = next(iter(claims.items()))
         if num_nodes < 1:
-            raise ValueError(f"{fields.path}: {num_nodes} nodes ({because}); expected at least 1")
+            raise ValueError(f"{fields.path}: N is {num_nodes} ({because}); expected at least 1")
         return num_nodes, because
     if src.size == 0:
-        raise ValueError(f"{fields.path}: no edges, and nothing tells the number of nodes; add num_nodes")
+        raise ValueError(f"{fields.path}: no edges, and nothing tells the number of nodes; add num_nodes (--num-nodes)")
+    base = request.options.index_base
     num_nodes, lowest = int(max(src.max(), dst.max())) + 1, int(min(src.min(), dst.min()))
     if num_nodes > arrays.most_nodes(src.size):
         raise ValueError(
-            f"{fields.where('edge_index')}: the largest id is {num_nodes - 1} for {src.size} edges, and nothing else "
-            f"tells the number of nodes; number the nodes from 0, or add num_nodes"
+            f"{fields.where('edge_index')}: the largest id is {num_nodes - 1 + (base or 0)} for "
+            f"{counted(src.size, 'edge')}, and nothing else tells the number of nodes; number the nodes from 0, or add "
+            f"num_nodes (--num-nodes)"
         )
     changes.append(
-        f"nothing in the file tells the number of nodes: the largest id + 1 = {num_nodes} was taken"
-        + (f" (no edge names a node below {lowest}; if ids start at 1, subtract 1)" if lowest == 1 else "")
+        f"nothing in the file tells the number of nodes: N is {num_nodes}, so that the largest id is the last"
+        + ("; no edge names node 0: if ids start at 1, add --index-base 1" if lowest == 1 and base is None else "")
     )
-    return num_nodes, "largest id + 1"
+    return num_nodes, "by the largest id"
 
 
 def fields_of(graph: Graph, path: Path) -> dict[str, Array]:
@@ -179,6 +202,7 @@ def fields_of(graph: Graph, path: Path) -> dict[str, Array]:
         "edge_x": graph.edge_x,
         "node_weight": graph.node_weight,
         "node_ids": graph.node_ids,
+        "class_names": graph.class_names,
     }
     if sp.issparse(graph.x):
         fields |= dict(zip(CSR, (graph.x.data, graph.x.indices, graph.x.indptr, np.array(graph.x.shape)), strict=True))

@@ -56,7 +56,8 @@ class LoadOptions:
     header: Literal["yes", "no"] | None = None
     """Whether the first line of an edge list names its columns; found out by default."""
     index_base: Literal[0, 1] | None = None
-    """Number of the first node in an edge list whose ids are rows of --features or --labels, or go to --num-nodes."""
+    """Number of the first node where nodes are named by their rows: in .npz, .h5 and .pt files, and in edge lists whose
+    ids are rows of --features or --labels or go to --num-nodes."""
     text_ids: bool = False
     """Take the ids of an edge list as names, even where they look like numbers."""
     task: Literal["single-label", "multi-label", "regression"] | None = None
@@ -75,6 +76,8 @@ class LoadOptions:
             raise ValueError(f"{flag('num_nodes')} {self.num_nodes}: expected at least 1")
         if self.text_ids and (self.index_base is not None or self.num_nodes is not None):
             raise ValueError("--text-ids: names are not numbered; leave out --index-base and --num-nodes")
+        if self.label_base == 1 and self.task in ("multi-label", "regression"):
+            raise ValueError(f"--label-base 1: numbers classes, and --task {self.task} has none; leave one out")
         self._made()
         if self.id_column is not None and not any((self.features_file, self.labels, self.splits)):
             raise ValueError("--id-column has no effect without a file for --features, --labels or --splits")

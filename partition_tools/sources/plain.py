@@ -43,4 +43,5 @@ READER = Reader(
     "node_weight, node_ids",
     matches=_matches,
     read=_read,
+    takes=frozenset({"index_base"}),
 )

@@ -4,10 +4,11 @@ A row is the node of its number, or the node of the id in its column of ids: the
 that is named id, node or node_id; in a file of features without names of columns, a first column that is no number.
 
 features   .npy [N, F]; .npz as scipy.sparse.save_npz writes it; or text, a column a feature
-labels     .npy, or text: as ``arrays.labels`` takes them; names become classes in their order; empty is no label
+labels     .npy, or text: as ``arrays.labels`` takes them; names become classes in their order and come back with
+           predictions; empty is no label
 splits     text or .npy of the words train, val (valid, validation) and test, a column a split, anything empty or
-           none for nodes in none; or three columns train, val, test of 0 and 1; or .npz with masks or index lists
-           named train, val, test (also train_mask, train_idx, ...)
+           none for nodes in none; or three columns train, val, test of 0 and 1; or .npz with masks by row, or lists
+           of the graph's own ids, named train, val, test (also train_mask, train_idx, ...)
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from fullgraph.wording import counted
 from partition_tools.graph import Array, Graph, Splits
 from partition_tools.sources import arrays
 from partition_tools.sources.archive import Archive, read_npy
@@ -50,6 +52,8 @@ class Table:
     ids: Array | None = None
     """[M] int64 or str, all different."""
     text: Text | None = None
+    names: Array | None = None
+    """[C] names of classes, or of columns of labels."""
 
     def fail(self, row: int, problem: str) -> NoReturn:
         if self.text is not None:
@@ -66,6 +70,8 @@ class Tables:
     splits: Table | Archive | None = None
     """A table of codes uint8 [M, k]: 0 none, 1 train, 2 val, 3 test."""
     said: tuple[str, ...] = ()
+    mask_rows: tuple[int, str] | None = None
+    """Length of a mask among the splits, and its name."""
 
     @classmethod
     def read(cls, options: LoadOptions) -> Tables:
@@ -80,9 +86,13 @@ class Tables:
                 continue
             if not Path(path).is_file():
                 kinds = ", or degree, onehot, random:K or learned:K" if name == "features" else ""
-                raise ValueError(f"--{name} {path}: no such file; expected a file{kinds}")
+                problem = (
+                    "no such file" if not Path(path).exists() else "is a folder" if Path(path).is_dir() else "no file"
+                )
+                raise ValueError(f"--{name} {path}: {problem}; expected a file{kinds}")
             found[name] = read(path, options, said)
-        return cls(**found, said=tuple(said))
+        splits = found.get("splits")
+        return cls(**found, said=tuple(said), mask_rows=_mask_rows(splits) if isinstance(splits, Archive) else None)
 
     @property
     def num_rows(self) -> tuple[int, str] | None:
@@ -90,7 +100,7 @@ class Tables:
         for table in (self.features, self.labels, self.splits):
             if isinstance(table, Table) and table.ids is None:
                 return int(table.values.shape[0]), f"rows of {table.path}"
-        return None
+        return self.mask_rows
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -102,10 +112,17 @@ def _read_features(path: str, options: LoadOptions, said: list[str]) -> Table:
     if path.endswith(".npz"):
         matrix = arrays.sparse_matrix(Archive(path)).tocsr()
         return Table(path=path, values=arrays.sparse_features(sp.csr_array(matrix), path, said))
-    text, ids, columns = _columns(path, options)
+    text, ids, columns = _columns(path, options, said)
     if not columns:
         raise ValueError(f"{path}: one column, the ids; expected features beside it")
     values = _numbers(text, columns, said)
+    if ids is None and len(columns) > 1 and values.shape[0] > 1:
+        counts = values[:, 0] - np.arange(values.shape[0])
+        if counts[0] in (0, 1) and (counts == counts[0]).all():
+            said.append(
+                f"{path}: the first column counts the rows and was taken as a feature; if it holds ids, add "
+                f"--id-column 1"
+            )
     small = values.astype(np.float32)
     exact = bool(((small == values) | np.isnan(values)).all())
     return Table(path=path, values=small if exact else values, ids=ids, text=text)
@@ -124,22 +141,27 @@ def _numbers(text: Text, columns: Sequence[int], said: list[str]) -> Array:
         values = np.where(missing, "nan", fields).astype(np.float64)
     except ValueError:
         return text.parse(np.float64, columns)  # raises, naming the line; an empty field may be what it names
-    said.append(f"{text.path}: {int(missing.sum())} empty fields were read as NaN")
+    said.append(f"{text.path}: {counted(int(missing.sum()), 'empty field was', 'empty fields were')} read as NaN")
     return values
 
 
 def _read_labels(path: str, options: LoadOptions, said: list[str]) -> Table:
     if path.endswith(".npy"):
-        values = read_npy(path)
-        return Table(path=path, values=_classes(values, path, said) if values.dtype.kind == "U" else values)
-    text, ids, columns = _columns(path, options, at_most_one=True)
+        return _label_table(read_npy(path), path, said)
+    text, ids, columns = _columns(path, options, said, at_most_one=True)
     values = _values(text, columns)
-    values = values[:, 0] if values.shape[1] == 1 else values
+    if values.shape[1] > 1 and values.dtype.kind == "U":
+        raise ValueError(f"{path}: {values.shape[1]} columns of names; expected one column of classes")
+    names = None if text.header is None else np.array([text.header[c] for c in columns])
+    return _label_table(values, path, said, ids=ids, text=text, names=names if values.shape[1] > 1 else None)
+
+
+def _label_table(values: Array, path: str, said: list[str], **fields: Any) -> Table:
     if values.dtype.kind == "U":
-        if values.ndim == 2:
-            raise ValueError(f"{path}: {values.shape[1]} columns of names; expected one column of classes")
-        values = _classes(values, path, said)
-    return Table(path=path, values=values, ids=ids, text=text)
+        values, fields["names"] = arrays.named_classes(values, path, said)
+    elif values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    return Table(path=path, values=values, **fields)
 
 
 def _values(text: Text, columns: Sequence[int]) -> Array:
@@ -157,17 +179,6 @@ def _values(text: Text, columns: Sequence[int]) -> Array:
         return np.where(missing, "", fields)
 
 
-def _classes(values: Array, path: str, said: list[str]) -> NDArray[np.int64]:
-    """[M] classes of names in their order; -1 for empty ones."""
-    if values.ndim != 1:
-        raise ValueError(f"{path} has shape {list(values.shape)}; expected [N] names of classes")
-    names, classes = np.unique(values, return_inverse=True)
-    empty = names.size > 0 and names[0] == ""
-    shown = ", ".join(names[empty : empty + 10].tolist()) + (", ..." if names.size - empty > 10 else "")
-    said.append(f"{path}: {names.size - empty} names became classes in their order: {shown}")
-    return (classes.reshape(values.shape) - empty).astype(np.int64)
-
-
 def _read_splits(path: str, options: LoadOptions, said: list[str]) -> Table | Archive:
     if path.endswith(".npz"):
         return Archive(path)
@@ -176,12 +187,14 @@ def _read_splits(path: str, options: LoadOptions, said: list[str]) -> Table | Ar
         if values.dtype.kind == "U":
             table = Table(path=path, values=values.reshape(values.shape[0], -1))
             return replace(table, values=_word_codes(table))
-        return Table(path=path, values=_mask_codes(values, path))
-    text, ids, columns = _columns(path, options, at_most_one=True)
+        table = Table(path=path, values=values)
+        return replace(table, values=_mask_codes(table))
+    text, ids, columns = _columns(path, options, said, at_most_one=True)
     names = [arrays.part_of(text.header[c]) for c in columns] if text.header is not None else []
     if len(columns) == len(arrays.PARTS) and set(names) == set(arrays.PARTS):
         ordered = [columns[names.index(part)] for part in arrays.PARTS]
-        return Table(path=path, values=_mask_codes(text.parse(np.int64, ordered), path), ids=ids, text=text)
+        table = Table(path=path, values=text.parse(np.int64, ordered), ids=ids, text=text)
+        return replace(table, values=_mask_codes(table))
     table = Table(path=path, values=np.strings.strip(text.parse(str, columns)), ids=ids, text=text)
     return replace(table, values=_word_codes(table))
 
@@ -198,19 +211,32 @@ def _word_codes(table: Table) -> NDArray[np.uint8]:
     return found
 
 
-def _mask_codes(values: Array, path: str) -> NDArray[np.uint8]:
-    if values.ndim != 2 or values.shape[1] != 3 or values.dtype.kind not in "iub" or not np.isin(values, (0, 1)).all():
+def _mask_codes(table: Table) -> NDArray[np.uint8]:
+    values = np.asarray(table.values)
+    if values.ndim != 2 or values.shape[1] != 3 or values.dtype.kind not in "iubf" or not np.isin(values, (0, 1)).all():
         raise ValueError(
-            f"{path} is {values.dtype} {list(values.shape)}; expected words train, val, test, or [N, 3] of 0 and 1 in "
-            f"columns train, val, test"
+            f"{table.path} is {values.dtype} {list(values.shape)}; expected words train, val, test, or [N, 3] of 0 and "
+            f"1 in columns train, val, test"
         )
-    if (values.sum(axis=1) > 1).any():
-        row = int(np.argmax(values.sum(axis=1) > 1))
-        raise ValueError(f"{path}: row {row} is in more than one of train, val and test; put each node in one")
-    return np.asarray(values @ np.array([1, 2, 3], np.uint8)).astype(np.uint8)[:, None]
+    masks = values.astype(np.uint8)
+    several = masks.sum(axis=1) > 1
+    if several.any():
+        table.fail(int(np.argmax(several)), "a node in more than one of train, val and test; put each node in one")
+    return np.asarray(masks @ np.array([1, 2, 3], np.uint8)).astype(np.uint8)[:, None]
 
 
-def _columns(path: str, options: LoadOptions, *, at_most_one: bool = False) -> tuple[Text, Array | None, list[int]]:
+def _mask_rows(archive: Archive) -> tuple[int, str] | None:
+    """The length of a mask [N] in a file of splits: a row of it is a node."""
+    for name in arrays.mask_names(bare=True):
+        values = archive.get(name)
+        if values is not None and values.ndim == 1 and (name.endswith("_mask") or values.dtype == np.bool_):
+            return int(values.shape[0]), f"length of {archive.where(name)}"
+    return None
+
+
+def _columns(
+    path: str, options: LoadOptions, said: list[str], *, at_most_one: bool = False
+) -> tuple[Text, Array | None, list[int]]:
     """The file, its ids if it has a column of them, and the places of its other columns."""
     text = Text.read(path)
     first = text.row(0)
@@ -224,7 +250,13 @@ def _columns(path: str, options: LoadOptions, *, at_most_one: bool = False) -> t
     text.check_width()
     if text.num_rows == 0:
         raise ValueError(f"{path}: no rows below the names of columns; expected a row a node")
+    if text.comments:
+        said.append(f"{path}: {counted(text.comments, 'line of comments was', 'lines of comments were')} skipped")
     place = _id_place(text, wanted, number)
+    if place is None and text.width == 1 and (line := text.blank_inside()) is not None:
+        raise ValueError(
+            f"{path}, line {line}: blank between rows, of which each is a node; write none, or take the line out"
+        )
     columns = [c for c in range(text.width) if c != place]
     if place is None and at_most_one and text.header is None and len(columns) > 1:
         raise ValueError(
@@ -289,20 +321,25 @@ def join(graph: Graph, tables: Tables) -> Graph:
     """The graph with the tables' features, labels and splits in place of its own, said."""
     changes = [*graph.changes, *tables.said]
     fields: dict[str, Any] = {}
+    origin = dict(graph.origin)
     if tables.features is not None:
         rows = _rows(graph, tables.features, "features")
         values = tables.features.values
+        origin["x"] = tables.features.path
         fields["x"] = arrays.some_features(values if rows is None else values[rows], tables.features.path, changes)
         _say(graph.x is not None, "features", tables.features, changes)
     if tables.labels is not None:
         rows = _rows(graph, tables.labels, "labels")
         values = np.asarray(tables.labels.values)
-        fields["y"] = arrays.labels(_spread(values, rows, tables.labels, changes), tables.labels.path, changes)
+        origin["y"] = tables.labels.path
+        fields["class_names"] = tables.labels.names
+        fields["y"] = arrays.labels(_spread(graph, values, rows, tables.labels, changes), tables.labels.path, changes)
         _say(graph.y is not None, "labels", tables.labels, changes)
     if tables.splits is not None:
+        origin["splits"] = tables.splits.path
         fields["splits"] = _splits(graph, tables.splits, changes)
         _say(graph.splits is not None, "splits", tables.splits, changes)
-    return replace(graph, **fields, changes=tuple(changes)) if fields else graph
+    return replace(graph, **fields, origin=origin, changes=tuple(changes)) if fields else graph
 
 
 def _say(replaced: bool, what: str, table: Table | Archive, changes: list[str]) -> None:
@@ -317,39 +354,31 @@ def _rows(graph: Graph, table: Table, what: str) -> NDArray[np.int64] | None:
     if table.ids is None:
         if m != n:
             remedy = "" if graph.node_ids is None else "; a column of ids would say which row is whose (--id-column)"
-            raise ValueError(f"{table.path}: {m} rows of {what} for {n} nodes of {graph.name}{remedy}")
+            raise ValueError(
+                f"{table.path}: {counted(m, 'row')} of {what} for {counted(n, 'node')} of {graph.name}{remedy}"
+            )
         return None
     own = np.arange(n) if graph.node_ids is None else graph.node_ids
-    node = lookup(own, table.ids)
+    node = arrays.lookup(own, table.ids)
     if (node < 0).any():
         row = int(np.argmax(node < 0))
         table.fail(
             row,
-            f"id {table.ids[row]} is no node of {graph.name}; {int((node < 0).sum())} of {m} ids are unknown (its ids "
-            f"are like {own[0]}, {own[-1]})",
+            f"id {table.ids[row]} is no node of {graph.name}; {int((node < 0).sum())} of {counted(m, 'id')} unknown "
+            f"(its ids are like {own[0]}, {own[-1]})",
         )
     rows = np.full(n, -1, np.int64)
     rows[node] = np.arange(m)
     if what == "features" and m < n:
         absent = int(np.argmax(rows < 0))
         raise ValueError(
-            f"{table.path}: {m} rows of features for {n} nodes; {n - m} nodes have none, {own[absent]} first"
+            f"{table.path}: {counted(m, 'row')} of features for {counted(n, 'node')}; "
+            f"{counted(n - m, 'node has', 'nodes have')} none, {own[absent]} first"
         )
     return rows
 
 
-def lookup(own: Array, asked: Array) -> NDArray[np.int64]:
-    """[M] the place of each asked id among ``own``, -1 where it is not there. Ids of two kinds meet as text."""
-    if own.dtype.kind != asked.dtype.kind:
-        own, asked = own.astype(str), asked.astype(str)
-    if own.size == 0:
-        return np.full(asked.shape, -1)
-    order = np.argsort(own, kind="stable")
-    place = order[np.minimum(np.searchsorted(own[order], asked), own.size - 1)]
-    return np.where(own[place] == asked, place, -1)
-
-
-def _spread(values: Array, rows: NDArray[np.int64] | None, table: Table, changes: list[str]) -> Array:
+def _spread(graph: Graph, values: Array, rows: NDArray[np.int64] | None, table: Table, changes: list[str]) -> Array:
     """Labels a node of labels a row; no label for nodes without a row."""
     if rows is None:
         return values
@@ -359,14 +388,15 @@ def _spread(values: Array, rows: NDArray[np.int64] | None, table: Table, changes
     if values.ndim == 2 and values.dtype.kind != "f":
         node = int(np.argmax(absent))
         raise ValueError(
-            f"{table.path}: {int(absent.sum())} nodes have no row, node {node} first; several labels a node are 0 or 1 "
-            f"each, and none says that they are unknown: give every node its row"
+            f"{table.path}: {counted(int(absent.sum()), 'node has', 'nodes have')} no row, {graph.node(node)} first; "
+            f"several labels a node are 0 or 1 each, and none says that they are unknown: give every node its row"
         )
     if values.dtype.kind not in "fi":
         values = values.astype(np.int64)
     spread = values[rows]
     spread[absent] = np.nan if values.dtype.kind == "f" else -1
-    changes.append(f"{table.path}: {int(absent.sum())} nodes have no row there and are without a label")
+    none = counted(int(absent.sum()), "node has no row there and is", "nodes have no row there and are")
+    changes.append(f"{table.path}: {none} without a label")
     return spread
 
 
@@ -378,7 +408,7 @@ def _splits(graph: Graph, table: Table | Archive, changes: list[str]) -> Splits 
             codes = np.where((rows < 0)[:, None], np.uint8(0), codes[rows])
         train, val, test = (np.ascontiguousarray((codes == number).T) for number in (1, 2, 3))
         return Splits(train=train, val=val, test=test)
-    found = arrays.field_splits(table, graph.num_nodes, changes, bare=True)
+    found = arrays.field_splits(table, graph.num_nodes, changes, bare=True, ids=graph.node_ids)
     if found is None:
         raise ValueError(
             f"{table.path}: holds {', '.join(table.names)}; expected train, val and test, masks or indices"

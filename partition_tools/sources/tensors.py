@@ -148,4 +148,5 @@ READER = Reader(
     description="NAME.pt, a dict of tensors with the names of plain: torch.save(data.to_dict(), path)",
     matches=_matches,
     read=_read,
+    takes=frozenset({"index_base"}),
 )

@@ -245,6 +245,13 @@ class Text:
         index = row + (self.header is not None)
         return next(number for place, number in enumerate(kept) if place == index)
 
+    def blank_inside(self) -> int | None:
+        """Number of the first blank line between two rows or below the header, or None."""
+        text = _plain_line_ends(unpacked(self.path))
+        row, comment, skipped = rb"^(?![ \t]*(?:[#%\n]|\Z)).*\n", rb"(?:[ \t]*[#%].*\n)*", rb"(?:[ \t]*(?:[#%].*)?\n)*"
+        found = re.search(row + comment + rb"()[ \t]*\n" + skipped + rb"[ \t]*[^\s#%]", text, re.MULTILINE)
+        return None if found is None else text.count(b"\n", 0, found.start(1)) + 1
+
     def fail(self, row: int, problem: str) -> NoReturn:
         raise ValueError(f"{self.path}, line {self.line(row)}: {problem}")
 
