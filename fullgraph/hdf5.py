@@ -135,6 +135,12 @@ def read_strings(file: h5py.File, path: str) -> NDArray[Any]:
         raise FormatError(f"not utf-8 ({error})", dataset=path) from None
 
 
+def dataset_offset(dataset: h5py.Dataset, path: str, dimensions: tuple[int, ...]) -> int:
+    """Where in its file a plain dataset with one of the numbers of dimensions begins."""
+    _require_plain(dataset, path, dimensions)
+    return int(dataset.id.get_offset() or 0)
+
+
 def _require_plain(dataset: h5py.Dataset, path: str, dimensions: tuple[int, ...]) -> None:
     shape = dataset.shape
     expected = " or ".join(map(str, dimensions))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
+_STATUS = Path("/proc/self/status")
 _MOUNTS = Path("/proc/self/mounts")
 _CGROUPS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
@@ -17,15 +19,21 @@ NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3
 
 
 def available_memory() -> int:
-    """Bytes that new allocations can take before the host swaps or a container's limit is met: what is free, and what
-    the system would give back of its caches."""
+    """Bytes that new allocations can take before the host swaps or a limit of a container or of this process (ulimit)
+    is met: what is free, and what the system would give back of its caches."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         available = int(lines["MemAvailable"].split()[0]) * 1024
-    for limit, used in _CGROUPS:
+    for limit, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        soft, _ = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY:
+            with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
+                lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+                available = min(available, max(0, soft - int(lines[name].split()[0]) * 1024))
+    for most, used in _CGROUPS:
         with contextlib.suppress(OSError, ValueError):  # a limit of "max" is none
-            available = min(available, max(0, int(limit.read_text()) - int(used.read_text())))
+            available = min(available, max(0, int(most.read_text()) - int(used.read_text())))
     return available
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from partition_tools.graph import Array
 from partition_tools.sources.fields import Fields
+from partition_tools.stored import STORED_FROM, StoredRows
 
 _DEFLATE_LIMIT = 1032
 """Deflate makes at most this many bytes of one (zlib's technical notes)."""
@@ -75,6 +76,55 @@ class Archive(Fields):
         except _DAMAGE as error:
             raise ValueError(f"{self.where(name)}: {error}") from error
 
+    def rows(self, name: str) -> Array | StoredRows:
+        member = self._members.get(name)
+        if member is None or member.compress_type != zipfile.ZIP_STORED or member.file_size < STORED_FROM:
+            return self.read(name)
+        try:
+            with open(self.path, "rb") as stream:
+                stream.seek(member.header_offset)
+                kind, named, extra = struct.unpack("<4s22xHH", stream.read(30))
+                if kind != b"PK\x03\x04":
+                    raise ValueError("its local header is damaged")
+                stream.seek(named + extra, os.SEEK_CUR)
+                _check_crc(stream, member)
+                return _left_there(stream, self.path, member.file_size) or self.read(name)
+        except _DAMAGE as error:
+            raise ValueError(f"{self.where(name)}: {error}") from error
+
+
+def _check_crc(stream: IO[bytes], member: zipfile.ZipInfo) -> None:
+    """Leaves the stream where it was."""
+    start, crc = stream.tell(), 0
+    for at in range(0, member.file_size, _BLOCK):
+        crc = zlib.crc32(stream.read(min(_BLOCK, member.file_size - at)), crc)
+    if crc != member.CRC:
+        raise ValueError("differs from its checksum; copy or write the file again")
+    stream.seek(start)
+
+
+def npy_rows(path: str) -> Array | StoredRows:
+    """The array of an ``.npy`` file, left there where it is long; ``ValueError`` names the file."""
+    size = os.path.getsize(path)
+    if size < STORED_FROM:
+        return read_npy(path)
+    try:
+        with open(path, "rb") as stream:
+            return _left_there(stream, path, size) or read_npy(path)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _left_there(stream: IO[bytes], path: str, size: int) -> StoredRows | None:
+    """The numbers whose ``.npy`` file of ``size`` bytes begins here in the stream; None for strings, and where they lie
+    column by column."""
+    start = stream.tell()
+    shape, fortran_order, dtype = _checked_header(stream, size)
+    if fortran_order or not shape or dtype.kind not in "biuf":
+        stream.seek(start)
+        return None
+    return StoredRows(path, stream.tell(), dtype, shape)
+
 
 def read_npy(path: str) -> Array:
     """The array of an ``.npy`` file, in native byte order; ``ValueError`` names the file."""
@@ -87,18 +137,9 @@ def read_npy(path: str) -> Array:
 
 def _array(stream: IO[bytes], size: int) -> Array:
     """The array in a stream of ``size`` bytes, which its header must fit."""
-    shape, fortran_order, dtype = _header(stream)
-    if dtype.hasobject:
-        raise ValueError(
-            "it holds Python objects, which only unpickling could read, and that would run whatever the file says; "
-            "write it as numbers or strings"
-        )
-    declared, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
-    if min(shape, default=0) < 0 or dtype.itemsize == 0 or declared != held:
-        raise ValueError(
-            f"the header declares {dtype} {list(shape)} = {declared} bytes, but the file holds {held} bytes of it; "
-            f"the file is damaged"
-        )
+    start = stream.tell()
+    shape, fortran_order, dtype = _checked_header(stream, size)
+    held = size - (stream.tell() - start)
     raw = np.empty(held, np.uint8)
     for start in range(0, held, _BLOCK):
         block = stream.read(min(_BLOCK, held - start))
@@ -107,6 +148,24 @@ def _array(stream: IO[bytes], size: int) -> Array:
             raise ValueError(f"it ends after {start + len(block)} of {held} bytes; the file is damaged")
     values = raw.view(dtype).reshape(shape, order="F" if fortran_order else "C")
     return np.ascontiguousarray(values, dtype.newbyteorder("=")).reshape(shape)
+
+
+def _checked_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and dtype, if what follows in ``size`` bytes from here is as long."""
+    start = stream.tell()
+    shape, fortran_order, dtype = _header(stream)
+    if dtype.hasobject:
+        raise ValueError(
+            "it holds Python objects, which only unpickling could read, and that would run whatever the file says; "
+            "write it as numbers or strings"
+        )
+    declared, held = math.prod(shape) * dtype.itemsize, size - (stream.tell() - start)
+    if min(shape, default=0) < 0 or dtype.itemsize == 0 or declared != held:
+        raise ValueError(
+            f"the header declares {dtype} {list(shape)} = {declared} bytes, but the file holds {held} bytes of it; "
+            f"the file is damaged"
+        )
+    return shape, fortran_order, dtype
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -7,7 +7,7 @@ value, what was expected and the remedy. ``changes`` collects a sentence for wha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from fullgraph.wording import counted, there_are
 from partition_tools.graph import Array, Splits, entry_keys
 from partition_tools.sources.fields import Fields
-
-Features: TypeAlias = Array | sp.csr_array
+from partition_tools.stored import Features as Features
+from partition_tools.stored import StoredRows
 
 TASKS = ("single-label", "multi-label", "regression")
 PARTS = ("train", "val", "test")
@@ -183,9 +183,12 @@ def sparse_features(matrix: sp.csr_array, where: str, changes: list[str]) -> sp.
     return matrix
 
 
-def dense_features(values: Array, where: str) -> Array:
+def dense_features(values: Array | StoredRows, where: str) -> Array | StoredRows:
     """[N, F] real numbers, as given."""
-    values = reals(values, where, "real numbers [N, F]")
+    if isinstance(values, StoredRows):
+        reals(values[:0], where, "real numbers [N, F]")
+    else:
+        values = reals(values, where, "real numbers [N, F]")
     if values.ndim != 2:
         raise ValueError(f"{where} has shape {list(values.shape)}; expected [N, F]: a row a node, a column a feature")
     return values

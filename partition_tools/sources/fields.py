@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from partition_tools.graph import Array
+from partition_tools.stored import StoredRows
 
 
 class Fields(ABC):
@@ -20,6 +21,10 @@ class Fields(ABC):
     @abstractmethod
     def read(self, name: str) -> Array:
         """The array, in native byte order. Raises ``ValueError`` naming file and array."""
+
+    def rows(self, name: str) -> Array | StoredRows:
+        """The same, left in the file where it is long and lies there as it is."""
+        return self.read(name)
 
     def __contains__(self, name: str) -> bool:
         return name in self.names

@@ -19,11 +19,12 @@ import numpy as np
 import xxhash
 
 from fullgraph.files import appears_by_rename
-from fullgraph.hdf5 import FormatError, check_heaps, find_dataset, read_attribute, read_dataset
+from fullgraph.hdf5 import FormatError, check_heaps, dataset_offset, find_dataset, read_attribute, read_dataset
 from partition_tools.graph import Array, Graph
 from partition_tools.sources import layout
 from partition_tools.sources.fields import Fields
 from partition_tools.sources.reader import Reader, Request
+from partition_tools.stored import STORED_FROM, StoredRows, row_blocks
 
 FORMAT = "fullgraph-graph"
 FORMAT_VERSION = 1
@@ -61,6 +62,19 @@ class _H5Fields(Fields):
         if fixed:
             return _decoded(values, name)
         return values.view(np.uint8) if values.dtype == np.bool_ else values
+
+    def rows(self, name: str) -> Array | StoredRows:
+        dataset = find_dataset(self._file, name)
+        if dataset is None or dataset.dtype not in _DTYPES or dataset.nbytes < STORED_FROM:
+            return self.read(name)
+        offset = dataset_offset(dataset, name, (0, 1, 2))
+        rows = StoredRows(self.path, offset, dataset.dtype, dataset.shape)
+        expected, digest = dataset.attrs.get("xxh3"), xxhash.xxh3_64()
+        for _, block in row_blocks(rows) if expected is not None else ():
+            digest.update(block.reshape(-1).view(np.uint8).data)
+        if expected is not None and expected != digest.hexdigest():
+            raise FormatError("differs from its checksum; copy the file again", dataset=name)
+        return rows
 
 
 def _decoded(values: Array, name: str) -> Array:

@@ -96,8 +96,7 @@ def _features(fields: Fields, changes: list[str]) -> arrays.Features | None:
             raise ValueError(f"{where} is given dense and as CSR ({', '.join(CSR)}); keep one of them")
         matrix = arrays.csr([fields.read(name) for name in CSR], f"{where}_")
         return arrays.sparse_features(matrix, where, changes)
-    values = fields.get("x")
-    return None if values is None else arrays.dense_features(values, where)
+    return arrays.dense_features(fields.rows("x"), where) if "x" in fields else None
 
 
 def _edge_features(fields: Fields, num_edges: int) -> Array | None:

@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from fullgraph.wording import counted
 from partition_tools.graph import Array, Graph, Splits
 from partition_tools.sources import arrays
-from partition_tools.sources.archive import Archive, read_npy
+from partition_tools.sources.archive import Archive, npy_rows, read_npy
 from partition_tools.sources.options import LoadOptions
 from partition_tools.sources.text import Text
+from partition_tools.stored import StoredRows
 
 ID_NAMES = ("id", "node", "node_id", "nodeid")
 _VALUE_NAMES = ("label", "labels", "class", "y", "target", "split", "splits", "fold", "subset")
@@ -48,7 +49,7 @@ class Table:
     """M rows of something, of the nodes 0..M-1 or of those that ``ids`` names."""
 
     path: str
-    values: Array | sp.csr_array
+    values: arrays.Features
     ids: Array | None = None
     """[M] int64 or str, all different."""
     text: Text | None = None
@@ -108,7 +109,7 @@ class Tables:
 
 def _read_features(path: str, options: LoadOptions, said: list[str]) -> Table:
     if path.endswith(".npy"):
-        return Table(path=path, values=arrays.dense_features(read_npy(path), path))
+        return Table(path=path, values=arrays.dense_features(npy_rows(path), path))
     if path.endswith(".npz"):
         matrix = arrays.sparse_matrix(Archive(path)).tocsr()
         return Table(path=path, values=arrays.sparse_features(sp.csr_array(matrix), path, said))
@@ -326,7 +327,9 @@ def join(graph: Graph, tables: Tables) -> Graph:
         rows = _rows(graph, tables.features, "features")
         values = tables.features.values
         origin["x"] = tables.features.path
-        fields["x"] = arrays.some_features(values if rows is None else values[rows], tables.features.path, changes)
+        if rows is not None:
+            values = (np.asarray(values) if isinstance(values, StoredRows) else values)[rows]
+        fields["x"] = arrays.some_features(values, tables.features.path, changes)
         _say(graph.x is not None, "features", tables.features, changes)
     if tables.labels is not None:
         rows = _rows(graph, tables.labels, "labels")
