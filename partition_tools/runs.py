@@ -21,6 +21,7 @@ _DECIDE = (
     *("input_dropout", "dtype", "plan", "prune", "layer0"),
 )
 """Options that what is sent and computed hang on."""
+_APPROXIMATE = ("refresh", "codec", "boundary_sample")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +90,17 @@ def _notes(config: dict[str, Any], summary: dict[str, Any], run: Run) -> list[st
         notes.append(f"the run trained {name}, a model of its own: what is predicted is for {run.config.model}")
     if run.config.inductive:
         notes.append("the run trained on its training nodes alone (--inductive); predicted is the whole graph")
+    asked = [f"--{name.replace('_', '-')} {getattr(run.config, name)}" for name in _APPROXIMATE if _is_set(run, name)]
+    if asked:
+        notes.append(f"the run exchanged rows approximately ({', '.join(asked)}); predicted is the exact exchange")
     parts, ranks = summary.get("parts"), summary.get("ranks")
     if isinstance(parts, int) and isinstance(ranks, int) and ranks < parts:
         notes.append(f"the run had {ranks} ranks for {parts} parts; predicted is one rank a part")
     return notes
+
+
+def _is_set(run: Run, name: str) -> bool:
+    return bool(getattr(run.config, name) != getattr(TrainConfig, name))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def told(world: World, folder: Path, configs: tuple[TrainConfig, ...]) -> list[T
     """This rank's ledger as its plans predict it, how layer 0 gets its rows, and the bytes that a step then sends."""
     out = []
     for config in configs:
-        trainer = make_trainer(load_shard(folder, world)[1], config, dataclasses.replace(world, meter=Meter()))
+        trainer = make_trainer(load_shard(folder, world).shard, config, dataclasses.replace(world, meter=Meter()))
         trainer.step(0)  # aggregates of layer 0 are formed once, in the first step
         before = trainer.world.meter.bytes_sent
         trainer.step(1)

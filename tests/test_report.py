@@ -284,6 +284,8 @@ def test_runs_that_do_not_fit_are_refused(folders: dict[str, Path], tmp_path: Pa
     [
         ({"inductive": True}, {}, "on its training nodes alone"),
         ({}, {"parts": 4, "ranks": 2}, "2 ranks for 4 parts"),
+        ({"codec": "bfloat16"}, {}, "approximately (--codec bfloat16)"),
+        ({"refresh": "every:4"}, {}, "approximately (--refresh every:4)"),
     ],
 )
 def test_why_a_run_may_differ_is_said(
