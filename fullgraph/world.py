@@ -13,6 +13,7 @@ import datetime
 import functools
 import json
 import os
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -245,7 +246,7 @@ class World:
         except (ValueError, OSError) as error:
             text = str(error)
         except Exception as error:
-            text, cause = f"{type(error).__name__}: {error}", error
+            text, cause = _unexpected(error)
         self.agree(name, text, cause)
 
     def agree(self, name: str, message: str | None, cause: Exception | None = None) -> None:
@@ -284,7 +285,8 @@ class World:
         if is_lost_rank(cause):
             text, cause_shown = self._name_the_lost(cause), None
         else:
-            text, cause_shown = f"rank {self.rank} ({self.meter.where}): {type(cause).__name__}: {cause}", cause
+            found, cause_shown = _unexpected(cause)
+            text = f"rank {self.rank} ({self.meter.where}): {found}"
         shown_by = self.rank
         with contextlib.suppress(Exception):  # as above
             # compare_set writes only if nobody wrote before, and returns what stands there.
@@ -313,6 +315,16 @@ class World:
             return f"{_ranks(lost)} {what}; {_ranks(living)} waited at {where}"
         detail = next(iter(str(cause).strip().splitlines()), "no detail")
         return f"the connection between ranks broke at {where}: {type(cause).__name__}: {detail}"
+
+
+def _unexpected(error: Exception) -> tuple[str, Exception | None]:
+    """What to say of an error, and the error itself where its traceback says more."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+        asked = re.search(r"allocate (\d+) bytes|allocate ([\d.]+ \wi?B)", str(error))
+        size = "" if asked is None else f" for {asked[1] + ' bytes' if asked[1] else asked[2]}"
+        remedy = "use more ranks on more hosts, a smaller --hidden or fewer --layers"
+        return f"{type(error).__name__}: out of memory{size}; {remedy}", None
+    return f"{type(error).__name__}: {error}", error
 
 
 def _ranks(ranks: Iterable[int]) -> str:

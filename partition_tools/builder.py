@@ -190,7 +190,7 @@ def _check_space(cutter: Cutter, out: Path) -> None:
     needed, free = cutter.least_bytes(), shutil.disk_usage(out.parent).free
     if needed > free:
         raise ValueError(
-            f"{out}: the shards take at least {needed / 1e6:,.0f} MB, but {free / 1e6:,.0f} MB are free there; "
+            f"{out}: the shards take at least {needed / 1e6:,.1f} MB, but {free / 1e6:,.1f} MB are free there; "
             "make room, or name a folder on another disk (--out)"
         )
 

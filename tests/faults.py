@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,12 +19,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from fullgraph.runlog import read_state
 from fullgraph.shards import MANIFEST, part_name
 from partition_tools.builder import build
 from partition_tools.graph import Graph, Splits
@@ -52,12 +54,15 @@ class Outcome:
     orphans: int
     left: tuple[str, ...]
     """Names of files that should not be there."""
+    says: str = "."
+    """What the message must say, as a regular expression."""
     ends: str = "error"
     """"error": with a message and a code; "goes on": as if nothing had been."""
 
     @property
     def good(self) -> bool:
-        ended = self.code == 0 if self.ends == "goes on" else self.code not in (0, None) and bool(self.message)
+        told = re.search(self.says, self.message) is not None
+        ended = self.code == 0 if self.ends == "goes on" else self.code not in (0, None) and told
         return ended and self.seconds <= LIMIT and not self.orphans and not self.left
 
 
@@ -104,6 +109,12 @@ def _graph(seed: int = 0) -> Graph:
 # ------------------------------------------------------------------------------------------------------------- a run
 
 
+def _faulty(fault: dict[str, object]) -> dict[str, str]:
+    """The environment of a process in which ``tests/faulty`` makes this happen."""
+    path = os.pathsep.join([str(ROOT / "tests" / "faulty"), str(ROOT)])
+    return {"PYTHONPATH": path, "FAULT": json.dumps(fault)}
+
+
 def train(shards: Path, run: Path, *flags: str) -> list[str]:
     """A run that would take hours."""
     flags = ("--model", "gcn", "--hidden", "8", "--epochs", "1000000", "--timeout", str(TIMEOUT), *flags)
@@ -118,6 +129,7 @@ def watch(
     env: dict[str, str] | None = None,
     mark: Path | None = None,
     during: Callable[[subprocess.Popen[str]], float | None] | None = None,
+    says: str = ".",
     ends: str = "error",
 ) -> Outcome:
     """Run a command to its end. The fault is there from the start, or happens when ``mark`` is made, or is done by
@@ -158,6 +170,7 @@ def watch(
         message=_message(lines),
         orphans=len(orphans),
         left=tuple(sorted(str(path.relative_to(top)) for top in looked_at for path in _half_written(top))),
+        says=says,
         ends=ends,
     )
 
@@ -172,20 +185,23 @@ def _marked(name: str) -> list[psutil.Process]:
 
 
 def _message(lines: list[str]) -> str:
-    ours = [line.strip() for line in lines if ": error: " in line]
+    """The lines of ours, with what ranks add to them."""
+    ours = [line.strip() for line in lines if ": error: " in line or line.startswith("  rank ")]
     rest = [line.strip() for line in lines if line.strip()]
-    return " | ".join(ours) if ours else rest[-1] if rest else ""
+    return " / ".join(ours) if ours else rest[-1] if rest else ""
 
 
 def _half_written(top: Path) -> Iterator[Path]:
-    """Temporary files; and files under their own names that do not read."""
+    """Files under their own names that do not read, and temporary ones. What a killed process leaves under a
+    temporary name, the next write of that file removes."""
     for path in top.rglob("*") if top.is_dir() else ():
-        if (
-            path.name.endswith(".tmp")
-            or ".building" in path.name
-            or (path.suffix == ".pt" and path.is_file() and path.stat().st_size < 100)
-        ):
+        if path.name.endswith(".tmp") or ".building" in path.name:
             yield path
+        elif path.suffix == ".pt":
+            try:
+                read_state(path)
+            except ValueError:
+                yield path
 
 
 # --------------------------------------------------------------------------------------------------- ranks that fail
@@ -198,12 +214,18 @@ def at_stage(place: Place, stage: str, kind: str, rank: int) -> Outcome:
     fault = {"stage": stage, "kind": kind, "rank": rank, "mark": str(mark)}
     names = {"kill": "SIGKILL", "stop": "SIGSTOP for good", "memory": "out of memory"}
     flags = ("--eval-every", "3") + (("--epochs", "4") if stage == "save" else ())
+    says = {
+        "kill": "rank {} was ended by SIGKILL",
+        "stop": "rank {} did not answer",
+        "memory": "rank {}.*out of memory",
+    }
     return watch(
         f"{names[kind]}: rank {rank} at {stage}",
         train(place.shards, run, *flags),
         looked_at=(place.shards, run),
-        env={"PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "faulty"), str(ROOT)]), "FAULT": json.dumps(fault)},
+        env=_faulty(fault),
         mark=mark,
+        says=says[kind].format(rank),
     )
 
 
@@ -222,7 +244,7 @@ def straggler(place: Place) -> Outcome:
     return watch(
         f"SIGSTOP: rank 1 for {TIMEOUT / 2:g} s",
         train(place.shards, run, "--epochs", "6"),
-        env={"PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "faulty"), str(ROOT)]), "FAULT": json.dumps(fault)},
+        env=_faulty(fault),
         looked_at=(place.shards, run),
         mark=mark,
         during=wake,
@@ -282,26 +304,43 @@ def _mounts() -> bool:
 
 
 def disk_full_while_building(place: Place) -> Outcome:
-    with small_disk(place.folder / "disk", "160k") as disk:
-        build_command = ["build", "demo:communities?nodes=500", "--parts", "2", "--out", str(disk / "s")]
-        return watch("disk full: shards", [sys.executable, "-m", "partition_tools", *build_command], looked_at=(disk,))
+    """It fills up on the way, though what was free at the start was enough."""
+    with small_disk(place.folder / "disk", "400k") as disk:
+        command = [sys.executable, "-m", "partition_tools", "build", "demo:communities?nodes=500", "--parts", "2"]
+        outcome = watch(
+            "disk full: shards",
+            [*command, "--out", str(disk / "s")],
+            env=_faulty({"stage": "space", "rank": None}),
+            says="No space left on device|cannot be written",
+        )
+        return replace(outcome, left=tuple(sorted(path.name for path in disk.iterdir())))
 
 
 def disk_full_while_logging(place: Place) -> Outcome:
     with small_disk(place.folder / "disk", "64k") as disk:
-        return watch("disk full: metrics.jsonl", train(place.shards, disk / "run"), looked_at=(disk,))
+        return watch(
+            "disk full: metrics.jsonl",
+            train(place.shards, disk / "run"),
+            looked_at=(disk,),
+            says="metrics.jsonl.*No space",
+        )
 
 
 def disk_full_while_saving(place: Place) -> Outcome:
     with small_disk(place.folder / "disk", "256k") as disk:
         flags = ("--epochs", "3", "--hidden", "4096")
-        return watch("disk full: state", train(place.shards, disk / "run", *flags), looked_at=(disk,))
+        return watch(
+            "disk full: state",
+            train(place.shards, disk / "run", *flags),
+            looked_at=(disk,),
+            says="cannot be written.*make room",
+        )
 
 
 def read_only_run_folder(place: Place) -> Outcome:
     with small_disk(place.folder / "disk", "1m") as disk:
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        return watch("read-only: run folder", train(place.shards, disk / "run"), looked_at=(disk,))
+        return watch("read-only: run folder", train(place.shards, disk / "run"), says="Read-only file system.*--run")
 
 
 def vanished_run_folder(place: Place) -> Outcome:
@@ -313,13 +352,15 @@ def vanished_run_folder(place: Place) -> Outcome:
         process.send_signal(signal.SIGTERM)  # the run ends, and would save
         return time.time()
 
-    return watch("vanished: run folder", train(place.shards, run), looked_at=(place.shards,), during=remove)
+    return watch(
+        "vanished: run folder", train(place.shards, run), looked_at=(place.shards,), during=remove, says="run.*is gone"
+    )
 
 
 def vanished_shards(place: Place) -> Outcome:
     shards = place.copy("copy")
     (shards / part_name(1, 2)).unlink()
-    return watch("vanished: a shard", train(shards, place.fresh("run")))
+    return watch("vanished: a shard", train(shards, place.fresh("run")), says="part-00001.*not there")
 
 
 # ------------------------------------------------------------------------------------------------------ wrong builds
@@ -329,14 +370,14 @@ def stale_manifest(place: Place) -> Outcome:
     shards = place.copy("copy")
     build(_graph(1), assignment(np.arange(400) % 2, 2), place.fresh("other"))
     shutil.copy(place.folder / "other" / MANIFEST, shards)
-    return watch("stale manifest", train(shards, place.fresh("run")))
+    return watch("stale manifest", train(shards, place.fresh("run")), says="of build .* the manifest is of build")
 
 
 def leftovers(place: Place) -> Outcome:
     """A folder that a killed build left is no build; the next one takes its place."""
     shards = place.copy("copy")
     (shards / MANIFEST).unlink()
-    return watch("leftovers of an older build", train(shards, place.fresh("run")))
+    return watch("leftovers of an older build", train(shards, place.fresh("run")), says="not finished.*--force")
 
 
 def damaged_shard(place: Place) -> Outcome:
@@ -345,7 +386,9 @@ def damaged_shard(place: Place) -> Outcome:
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
-    return watch("a flipped bit: shard", train(shards, place.fresh("run")))
+    return watch(
+        "a flipped bit: shard", train(shards, place.fresh("run")), says="part-00001.*checksum is.*copy the file again"
+    )
 
 
 def two_builds(place: Place) -> Outcome:
@@ -387,14 +430,18 @@ def port_in_use(place: Place) -> Outcome:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         env = _rank_env(0, taken.getsockname()[1])
-        return watch("a port in use", train(place.shards, place.fresh("run")), env=env)
+        return watch(
+            "a port in use", train(place.shards, place.fresh("run")), env=env, says="127.0.0.1:.* in use.*MASTER_PORT"
+        )
 
 
 def unreachable(place: Place) -> Outcome:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         env = _rank_env(1, closed.getsockname()[1])
-        return watch("an unreachable rendezvous", train(place.shards, place.fresh("run")), env=env)
+        return watch(
+            "an unreachable rendezvous", train(place.shards, place.fresh("run")), env=env, says="rank 1.*127.0.0.1:"
+        )
 
 
 def unresolvable_host(place: Place) -> Outcome:

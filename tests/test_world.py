@@ -244,6 +244,17 @@ STAGES: list[tuple[dict[int, Exception], str, int]] = [
         1,
     ),
     ({2: ZeroDivisionError("by zero")}, "load (rank 2): ZeroDivisionError: by zero", 2),
+    (
+        {1: RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 16 bytes.")},
+        "load (rank 1): RuntimeError: out of memory for 16 bytes; use more ranks on more hosts, a smaller --hidden or "
+        "fewer --layers",
+        1,
+    ),
+    (
+        {1: MemoryError()},
+        "load (rank 1): MemoryError: out of memory; use more ranks on more hosts, a smaller --hidden or fewer --layers",
+        1,
+    ),
     ({1: RankError("of a stage inside")}, "load (rank 1): RankError: of a stage inside", 1),
 ]
 
@@ -256,7 +267,8 @@ def test_an_error_of_a_stage_is_the_same_on_all_ranks(
     assert [outcome[:2] for outcome in found] == [(text, shown_by)] * 3
     # The cause is kept where it arose, and only of an error that no user is expected to make.
     for rank, outcome in enumerate(found):
-        unexpected = rank in errors and not isinstance(errors[rank], (ValueError, OSError))
+        unexpected = rank in errors and not isinstance(errors[rank], (ValueError, OSError, MemoryError))
+        unexpected = unexpected and "allocate" not in str(errors[rank])
         assert outcome[2] == (type(errors[rank]).__name__ if unexpected else None)
 
 

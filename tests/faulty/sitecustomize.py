@@ -46,7 +46,7 @@ def late(*args):
     return args[0].world.meter.step == STEP
 
 
-def in_layer_1(_, __, view):
+def in_layer_1(_, __, view, *___):
     return view.training and view.layer == 1 and view.this_pass.step == STEP
 
 
@@ -69,8 +69,8 @@ def install(fault):
 
         forward = fullgraph.models.GCNConv.forward
 
-        def hooked(self, x, view):
-            y = forward(self, x, view)
+        def hooked(self, x, view, *rest):
+            y = forward(self, x, view, *rest)
             if in_layer_1(self, x, view):
                 y.register_hook(lambda grad: happen(fault))
             return y
@@ -96,11 +96,17 @@ def install(fault):
             save(value, path, *args, **options)
 
         torch.save = half
+    elif stage == "space":
+        import shutil
+
+        usage = type(shutil.disk_usage("/"))
+        shutil.disk_usage = lambda path: usage(1 << 50, 0, 1 << 50)
     else:
         raise ValueError(stage)
 
 
 if "FAULT" in os.environ:
     _fault = json.loads(os.environ["FAULT"])
-    if os.environ.get("RANK") == str(_fault["rank"]) and "fullgraph" in " ".join(sys.orig_argv):
+    _name = "partition_tools" if _fault["rank"] is None else "fullgraph"
+    if _fault["rank"] in (None, int(os.environ.get("RANK", -1))) and _name in sys.orig_argv:
         install(_fault)
