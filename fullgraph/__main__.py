@@ -12,11 +12,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from fullgraph.checks import (
+    GraphFacts,
+    check_confusion,
+    check_fits,
+    check_kind,
+    check_output,
+    check_run_folder,
+    check_same_classes,
+    check_split,
+    check_state,
+    check_target,
+    check_training,
+    read_config,
+)
 from fullgraph.config import TrainConfig
+from fullgraph.host import under_torchrun
+from fullgraph.shards import Manifest, read_manifest
+from fullgraph.wording import counted
 
 Ranks = Annotated[int | None, tyro.conf.arg(metavar="W")]
 
@@ -41,12 +58,21 @@ class Train:
     """Local ranks to start; by default one a part. Fewer run several parts each."""
 
     def main(self) -> int:
+        if not under_torchrun():  # ranks that are there already tell each other what is wrong
+            check_training(GraphFacts.of_manifest(read_manifest(self.folder)), self.config)
+            if self.run is not None:
+                check_run_folder(self.run)
+        ended: list[str | None] = []
+
         def work(world: World) -> None:
             from fullgraph.loop import train
 
-            train(self.folder, self.config, run=self.run, world=world)
+            ended.append(train(self.folder, self.config, run=self.run, world=world).summary["stopped_by"])
 
-        return _on_ranks(self.folder, work, self.ranks, timeout=self.config.timeout, threads=self.config.threads)
+        code = _on_ranks(self.folder, work, self.ranks, timeout=self.config.timeout, threads=self.config.threads)
+        if code == 0 and not under_torchrun() and ended[:1] in (["SIGINT"], ["SIGTERM"]):
+            return 128 + signal.Signals[str(ended[0])]  # as the launcher returns for several ranks
+        return code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +101,18 @@ class Predict:
             raise ValueError("--probabilities and --embeddings exclude each other")
         kind: Kind = "probabilities" if self.probabilities else "embeddings" if self.embeddings else "labels"
         folder = self.graph or self.folder
+        if not under_torchrun():
+            check_output(self.out)
+            check_kind(kind, _check_run(self.run, self.state, folder, read_manifest(folder))[1]["task"])
 
         def work(world: World) -> None:
-            from fullgraph.inference import predict
-            from fullgraph.shards import read_manifest
+            from fullgraph.inference import ids_path, predict
 
             path = predict(folder, self.run, self.out, kind=kind, state=self.state, world=world)
             if world.rank == 0:
-                print(f"wrote {kind} of {read_manifest(folder).graph.get('num_nodes'):,} nodes to {path}")
+                nodes = counted(read_manifest(folder).graph["num_nodes"], "node")
+                ids = path.suffix == ".npy" and ids_path(path).exists()
+                print(f"wrote {kind} of {nodes} to {path}" + (f", and their ids to {ids_path(path)}" if ids else ""))
 
         return _on_ranks(folder, work, self.ranks)
 
@@ -110,6 +140,14 @@ class Evaluate:
 
     def main(self) -> int:
         folder = self.graph or self.folder
+        if not under_torchrun():
+            manifest = read_manifest(folder)
+            config, record = _check_run(self.run, self.state, folder, manifest)
+            facts = GraphFacts.of_manifest(manifest)
+            check_target(facts, config.task, config.metric)
+            check_split(facts, config.split if self.split is None else self.split)
+            check_same_classes(self.run, folder, record, manifest.graph)
+            check_confusion(self.confusion, record["task"])
 
         def work(world: World) -> None:
             from rich.console import Console
@@ -159,7 +197,7 @@ class Doctor:
         from rich.console import Console
 
         from fullgraph.doctor import examine, examine_exchange, show
-        from fullgraph.launch import launch_local, under_torchrun
+        from fullgraph.launch import launch_local
         from fullgraph.world import RankError
 
         console = Console()
@@ -177,6 +215,14 @@ class Doctor:
         return 0 if good else 1
 
 
+def _check_run(run: Path, state: str, folder: Path, manifest: Manifest) -> tuple[TrainConfig, dict[str, Any]]:
+    """What config.json says, once the run is known to be whole and to fit the graph in ``folder``."""
+    config, record = read_config(run)
+    check_state(run / f"{state}.pt")
+    check_fits(run, folder, record, GraphFacts.of_manifest(manifest), manifest.graph_id)
+    return config, record
+
+
 def _on_ranks(
     folder: Path,
     work: Callable[[World], None],
@@ -187,8 +233,7 @@ def _on_ranks(
 ) -> int:
     """Run ``work`` on the ranks: as the one that a launcher made this process, or by launching them, by default one a
     part."""
-    from fullgraph.launch import end_with_parent, launch_local, under_torchrun
-    from fullgraph.shards import read_manifest
+    from fullgraph.launch import end_with_parent, launch_local
 
     if not under_torchrun() and ranks != 1:
         parts = read_manifest(folder).parts

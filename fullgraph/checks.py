@@ -100,8 +100,9 @@ def check_validation(config: TrainConfig) -> None:
 
 def check_split(facts: GraphFacts, split: int) -> None:
     if not 0 <= split < max(facts.num_splits, 1):
-        there = "0" if facts.num_splits == 1 else f"0 to {facts.num_splits - 1}"
-        raise ValueError(f"--split {split}: graph {facts.name} has {counted(facts.num_splits, 'split')}; expected {there}")
+        there = counted(facts.num_splits, "split")
+        expected = "0" if facts.num_splits == 1 else f"0 to {facts.num_splits - 1}"
+        raise ValueError(f"--split {split}: graph {facts.name} has {there}; expected {expected}")
 
 
 def check_target(facts: GraphFacts, task: Task | None, metric: Metric | None, balanced: bool = False) -> None:
@@ -173,8 +174,8 @@ def read_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
         raise ValueError(f"{path} holds {type(record).__name__}; expected an object")
     # What runs were without before there was such a thing.
     record = dict[str, Any](learned_features=0, edge_features_used=0, graph_id="", graph={}) | record
-    kinds = dict.fromkeys(("features", "outputs", "learned_features", "edge_features_used"), int)
-    kinds |= dict.fromkeys(("task", "model_name", "graph_id"), str) | {"graph": dict}  # type: ignore[dict-item]
+    kinds: dict[str, type] = dict.fromkeys(("features", "outputs", "learned_features", "edge_features_used"), int)
+    kinds |= dict.fromkeys(("task", "model_name", "graph_id"), str) | {"graph": dict}
     for name, kind in kinds.items():
         if type(record.get(name)) is not kind:
             raise ValueError(f"{path}: {name} is {record.get(name)!r}; expected {kind.__name__}")
@@ -232,24 +233,21 @@ def check_same_classes(run: Path, folder: Path, record: dict[str, Any], facts: d
     """The graph in ``folder``, of which these are the manifest's facts, numbers its classes as the run's graph does."""
     mine, theirs = record["graph"].get("class_names"), facts.get("class_names")
     if mine is not None and theirs is not None and mine != theirs:
-        differ = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
-        a, b = (names[differ] if differ < len(names) else "none" for names in (mine, theirs))
+        shown = [", ".join(map(str, names[:5])) + (", ..." if len(names) > 5 else "") for names in (mine, theirs)]
         raise ValueError(
-            f"class {differ} is {a} to the model in {run}, but {b} in {folder}, so scores would compare different "
-            f"things; build {folder} with labels of the same names (class numbers in place of names, or every name once)"
+            f"the classes of the model in {run} are {shown[0]}, but those of {folder} are {shown[1]}, so that scores "
+            f"would compare one with another; build {folder} with labels of the same names"
         )
-
-
-def check_prediction(run: Path, out: Path, kind: str) -> None:
-    """Predictions of this kind can be asked of the run and written to ``out``."""
-    check_output(out)
-    _, record = read_config(run)
-    check_kind(kind, record["task"])
 
 
 def check_kind(kind: str, task: str) -> None:
     if kind == "probabilities" and task == "regression":
         raise ValueError("--probabilities: a regression model has none; leave it out")
+
+
+def check_confusion(asked: bool, task: str) -> None:
+    if asked and task != "single-label":
+        raise ValueError(f"--confusion is for single-label targets; these are {task}")
 
 
 def check_output(out: Path) -> None:

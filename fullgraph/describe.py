@@ -16,6 +16,7 @@ from fullgraph.models import GNN
 from fullgraph.runlog import show
 from fullgraph.shards import Manifest
 from fullgraph.trainer import Trainer
+from fullgraph.wording import counted
 from fullgraph.world import World
 
 
@@ -27,14 +28,21 @@ def headline(trainer: Trainer, manifest: Manifest) -> str:
         "" if trainer.table is None else f" and a learned table of {facts['num_nodes']:,} x {trainer.table.shape[1]}"
     )
     return (
-        f"{facts.get('name')}: {facts.get('num_nodes'):,} nodes, {facts.get('num_edges'):,} edges in {manifest.parts} "
-        f"part{'s' if manifest.parts > 1 else ''} by {manifest.partition.get('method')}\n"
-        f"{trainer.model_name} of {count:,} parameters{table}, {target.task}, best epoch by validation "
-        f"{target.metric}\n"
-        f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device.type}, {torch.get_num_threads()} compute "
-        f"thread{'s' if torch.get_num_threads() > 1 else ''} each\n"
-        + "\n".join([_plan_line(trainer), *_notes(trainer)])
+        f"{facts.get('name')}: {counted(facts['num_nodes'], 'node')}, {counted(facts['num_edges'], 'edge')} in "
+        f"{counted(manifest.parts, 'part')} by {manifest.partition.get('method')}\n"
+        f"{trainer.model_name} of {count:,} parameters{table}, {target.task}, {_choice(trainer, manifest)}\n"
+        f"{counted(world.size, 'rank')} on {world.device.type}, {counted(torch.get_num_threads(), 'compute thread')} "
+        f"each\n" + "\n".join([_plan_line(trainer), *_notes(trainer)])
     )
+
+
+def _choice(trainer: Trainer, manifest: Manifest) -> str:
+    """Which epoch's weights are kept as the best, and of several splits which is trained on."""
+    splits = manifest.graph.get("num_splits", 1)
+    split = f"; split {trainer.config.split} of {splits} (--split)" if splits > 1 else ""
+    if trainer.num_validation:
+        return f"best epoch by validation {trainer.target.metric}{split}"
+    return f"no validation nodes, so the last epoch counts as the best{split}"
 
 
 def _notes(trainer: Trainer) -> list[str]:
@@ -149,13 +157,23 @@ def print_summary(summary: dict[str, Any], folder: Path, console: Console) -> No
     )
     if summary["stopped_by"]:
         console.print(
-            f"stopped after {summary['epochs']} epochs: {summary['stopped_by']}", highlight=False, soft_wrap=True
+            f"stopped after {counted(summary['epochs'], 'epoch')}: {summary['stopped_by']}",
+            highlight=False,
+            soft_wrap=True,
         )
     console.print(
-        f"best epoch {summary['best_epoch'] + 1} of {summary['epochs']}: {scores}\n"
+        f"{_best(summary)}{f': {scores}' if scores else ''}\n"
         f"{summary['seconds_per_epoch']:.3g} s an epoch (median), {summary['bytes_sent_per_epoch'] / 1e6:.3g} MB of "
         f"boundary rows sent an epoch, peak memory {summary['peak_memory_bytes'] / 2**20:,.0f} MiB a rank\n"
         f"run folder: {folder}",
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _best(summary: dict[str, Any]) -> str:
+    if not summary["epochs"]:
+        return "initial weights, no epoch was trained"
+    if not summary["val"]:
+        return f"last epoch {summary['epochs']}, without validation nodes to choose another"
+    return f"best epoch {summary['best_epoch'] + 1} of {summary['epochs']}"

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
@@ -16,6 +17,11 @@ _CGROUPS = (
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "beegfs", "ceph", "9p", "afs"})
+
+
+def under_torchrun(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher has already given this process its rank."""
+    return "RANK" in env and "WORLD_SIZE" in env
 
 
 def available_memory() -> int:

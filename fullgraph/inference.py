@@ -21,6 +21,18 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
+from fullgraph.checks import (
+    OUTPUTS,
+    GraphFacts,
+    check_confusion,
+    check_fits,
+    check_kind,
+    check_output,
+    check_same_classes,
+    check_split,
+    class_names,
+    read_config,
+)
 from fullgraph.config import TrainConfig
 from fullgraph.files import appears_by_rename
 from fullgraph.gather import blocks_in_order
@@ -47,6 +59,8 @@ class Trained:
     shard: Shard
     task: str
     outputs: int
+    classes: list[int | str] | None
+    """The user's own labels of the classes, where they are not 0..C-1."""
 
 
 def load_trained(
@@ -65,7 +79,7 @@ def load_trained(
     manifest, shard = loaded.manifest, loaded.shard
     with world.stage("run"):
         learned, edge_dim = record["learned_features"], record["edge_features_used"]
-        _check_fits(run, folder, record, manifest, shard)
+        check_fits(run, folder, record, GraphFacts.of_shard(shard), manifest.graph_id)
         model = build_model(config, record["features"], record["outputs"], edge_dim=edge_dim)
         assert isinstance(model, GNN)
         try:
@@ -73,10 +87,10 @@ def load_trained(
         except RuntimeError as e:
             raise ValueError(f"{run / state}.pt does not hold the weights of the model in config.json: {e}") from e
         model.to(world.device).eval()
-        if split is not None and split >= shard.train.shape[0] > 0:
-            raise ValueError(
-                f"--split {split}, but {folder} holds {shard.train.shape[0]} splits: 0 to {shard.train.shape[0] - 1}"
-            )
+        if split is not None:
+            check_split(GraphFacts.of_shard(shard), split)
+            check_same_classes(run, folder, record, manifest.graph)
+    world = dataclasses.replace(world, exchange_bytes=config.exchange_bytes)
     if split is None:
         shard = dataclasses.replace(shard, y=None, task=None, num_classes=0)
     part = make_part(
@@ -94,63 +108,7 @@ def load_trained(
             part.table.copy_(
                 _saved_features(saved, run / f"{state}.pt", manifest, learned)[part.whole.owned_global.cpu()]
             )
-    return Trained(config, model, part, manifest, shard, record["task"], record["outputs"])
-
-
-def read_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
-    """(options of the run, everything in its config.json); ``ValueError`` naming the file and what is wrong."""
-    path = run / "config.json"
-    try:
-        record = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{run} is not a run folder: it has no config.json; name one with --run") from None
-    except ValueError as e:
-        raise ValueError(f"{path} is not JSON: {e}") from None
-    fields = {field.name for field in dataclasses.fields(TrainConfig)}
-    if not isinstance(record, dict):
-        raise ValueError(f"{path} holds {type(record).__name__}; expected an object")
-    # What runs were without before there was such a thing.
-    record = dict[str, Any](learned_features=0, edge_features_used=0, graph_id="") | record
-    kinds = dict.fromkeys(("features", "outputs", "learned_features", "edge_features_used"), int)
-    for name, kind in (kinds | dict.fromkeys(("task", "model_name", "graph_id"), str)).items():
-        if type(record.get(name)) is not kind:
-            raise ValueError(f"{path}: {name} is {record.get(name)!r}; expected {kind.__name__}")
-    try:
-        config = TrainConfig(**{name: value for name, value in record.items() if name in fields})
-    except (TypeError, ValueError) as e:
-        raise ValueError(f"{path}: {e}") from None
-    if record["model_name"] != config.model:
-        raise ValueError(
-            f"{run} holds a model of the user's own, {record['model_name']}; predict with it from Python: "
-            f"fullgraph.load(DIR, world=world).run(model, ...)"
-        )
-    return config, record
-
-
-def _check_fits(run: Path, folder: Path, record: dict[str, Any], manifest: Manifest, shard: Shard) -> None:
-    """Raise ``ValueError`` where the graph in ``folder`` is none that the model of ``run`` can be applied to."""
-    if record["learned_features"] and record["graph_id"] != manifest.graph_id:
-        raise ValueError(
-            f"the model in {run} learned a row of features for each node of the graph it was trained on, so there is "
-            f"none for the nodes of {folder}, which is another graph; predict on shards of the same graph (in any "
-            f"number of parts), or train on one that has features of its own"
-        )
-    taken = _features(record["features"], record["learned_features"])
-    held = _features(shard.num_features, shard.learned_features)
-    if taken != held:
-        raise ValueError(
-            f"the model in {run} takes {taken} features, but {folder} holds {held}; predict on a graph with the "
-            f"features it was trained on"
-        )
-    if record["edge_features_used"] not in (0, shard.num_edge_features):
-        raise ValueError(
-            f"the model in {run} takes {record['edge_features_used']} edge features, but {folder} holds "
-            f"{shard.num_edge_features or 'none'}; predict on a graph with the edge features it was trained on"
-        )
-
-
-def _features(count: int, learned: int) -> str:
-    return f"{count} learned" if learned else str(count or "none")
+    return Trained(config, model, part, manifest, shard, record["task"], record["outputs"], class_names(record))
 
 
 def _saved_features(saved: dict[str, Any], path: Path, manifest: Manifest, columns: int) -> Tensor:
@@ -196,36 +154,38 @@ def predict(
 ) -> Path:
     """Predict every node of the shards in ``folder`` with the model of ``run`` and write them to ``out``.
 
-    Row i is node i of the graph that the shards were built from. ``.npy`` holds the array alone (the user's ids, where
-    the graph has some, go to ``NAME.ids.npy``); ``.h5`` holds ``predictions`` and ``ids``; ``.csv`` a line a node, its
-    id first. The file appears when it is complete. A collective; rank 0 writes.
+    Row i is node i of the graph that the shards were built from, and a class is called as the user's labels call it.
+    ``.npy`` holds the array alone (the user's ids, where the graph has some, go to ``NAME.ids.npy``); ``.h5`` holds
+    ``predictions``, ``ids`` and, where columns are classes that have names, ``classes``; ``.csv`` a line a node, its id
+    first. The file appears when it is complete. A collective; rank 0 writes.
     """
     world, out = world or World(), Path(out)
     with world.stage("options"):
-        if out.suffix not in _WRITERS:
-            raise ValueError(f"--out {out}: the name must end in {', '.join(_WRITERS)}")
-        if world.rank == 0 and not out.absolute().parent.is_dir():
-            raise ValueError(f"--out {out}: the folder {out.parent} does not exist")
+        if world.rank == 0:
+            check_output(out)
     trained = load_trained(run, folder, world, state=state)
     with world.stage("options"):
-        if kind == "probabilities" and trained.task == "regression":
-            raise ValueError("--probabilities: a regression model has none")
+        check_kind(kind, trained.task)
     rows = outputs(trained, kind).cpu()
     if rows.ndim == 1:
         rows = rows[:, None]
     squeeze = kind == "labels" and trained.task == "single-label"
+    names = None if trained.classes is None or kind == "embeddings" else np.array(trained.classes)
+    dtype = rows.numpy().dtype if names is None or not squeeze else names.dtype
     shard = trained.shard
     stack = contextlib.ExitStack()
     with world.stage("write"):
         if world.rank == 0:
             shape = (shard.num_nodes_global,) if squeeze else (shard.num_nodes_global, rows.shape[1])
-            write = stack.enter_context(_WRITERS[out.suffix](out, shape, rows.numpy().dtype, shard.node_ids))
+            columns = None if squeeze or names is None else names[: rows.shape[1]]
+            write = stack.enter_context(_WRITERS[out.suffix](out, shape, dtype, shard.node_ids, columns))
     failure: Exception | None = None
     with stack:
         for start, ids, block in _blocks_in_order(rows, trained, world):
             if world.rank == 0 and failure is None:
                 try:
-                    write(start, ids, block[:, 0] if squeeze else block)
+                    values = block[:, 0] if squeeze else block
+                    write(start, ids, names[values] if names is not None and squeeze else values)
                 except Exception as e:  # rank 0 goes on taking part in the blocks, and tells the others at the end
                     failure = e
         with world.stage("write"):
@@ -262,7 +222,7 @@ Write = Callable[[int, NDArray[Any] | None, NDArray[Any]], None]
 
 @contextlib.contextmanager
 def _write_npy(
-    out: Path, shape: tuple[int, ...], dtype: np.dtype[Any], node_ids: NDArray[Any] | None
+    out: Path, shape: tuple[int, ...], dtype: np.dtype[Any], node_ids: NDArray[Any] | None, _: NDArray[Any] | None
 ) -> Iterator[Write]:
     names: list[NDArray[Any]] = []
     with appears_by_rename(out) as temporary, temporary.open("w+b") as file:
@@ -275,23 +235,31 @@ def _write_npy(
                 names.append(ids)
 
         yield write
-    if names:
+    if not names:
+        ids_path(out).unlink(missing_ok=True)  # those of other predictions under this name
+    else:
         ids = np.concatenate(names)
-        with appears_by_rename(out.with_suffix(".ids.npy")) as temporary, temporary.open("wb") as id_file:
+        with appears_by_rename(ids_path(out)) as temporary, temporary.open("wb") as id_file:
             np.save(id_file, ids.astype(str) if ids.dtype == object else ids, allow_pickle=False)
 
 
 @contextlib.contextmanager
 def _write_h5(
-    out: Path, shape: tuple[int, ...], dtype: np.dtype[Any], node_ids: NDArray[Any] | None
+    out: Path,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    node_ids: NDArray[Any] | None,
+    columns: NDArray[Any] | None,
 ) -> Iterator[Write]:
     text = node_ids is not None and not np.issubdtype(node_ids.dtype, np.integer)
     with appears_by_rename(out) as temporary, h5py.File(temporary, "w") as file:
-        rows = file.create_dataset("predictions", shape, dtype)
+        rows = file.create_dataset("predictions", shape, h5py.string_dtype() if dtype.kind == "U" else dtype)
+        if columns is not None:
+            file["classes"] = columns.astype(object) if columns.dtype.kind == "U" else columns
         ids = file.create_dataset("ids", shape[:1], h5py.string_dtype() if text else np.int64)
 
         def write(start: int, names: NDArray[Any] | None, block: NDArray[Any]) -> None:
-            rows[start : start + len(block)] = block
+            rows[start : start + len(block)] = block.astype(object) if block.dtype.kind == "U" else block
             ids[start : start + len(block)] = np.arange(start, start + len(block)) if names is None else names
 
         yield write
@@ -299,11 +267,16 @@ def _write_h5(
 
 @contextlib.contextmanager
 def _write_csv(
-    out: Path, shape: tuple[int, ...], dtype: np.dtype[Any], node_ids: NDArray[Any] | None
+    out: Path,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    node_ids: NDArray[Any] | None,
+    columns: NDArray[Any] | None,
 ) -> Iterator[Write]:
+    names = ["prediction"] if len(shape) == 1 else [f"column_{i}" for i in range(shape[1])]
     with appears_by_rename(out) as temporary, temporary.open("w", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(["id", *(["prediction"] if len(shape) == 1 else [f"column_{i}" for i in range(shape[1])])])
+        lines.writerow(["id", *(names if columns is None else columns.tolist())])
 
         def write(start: int, names: NDArray[Any] | None, block: NDArray[Any]) -> None:
             ids = range(start, start + len(block)) if names is None else names.tolist()
@@ -314,6 +287,12 @@ def _write_csv(
 
 
 _WRITERS = {".npy": _write_npy, ".h5": _write_h5, ".csv": _write_csv}
+assert tuple(_WRITERS) == OUTPUTS
+
+
+def ids_path(out: Path) -> Path:
+    """Where the user's ids of an ``.npy`` of predictions are."""
+    return out.with_suffix(".ids.npy")
 
 
 # ------------------------------------------------------------------------------------------------------- evaluation
@@ -325,6 +304,8 @@ class Evaluation:
 
     scores: Scores
     confusion: dict[str, list[list[int]]] | None = None
+    classes: tuple[int | str, ...] | None = None
+    """The user's own labels of the classes, where they are not 0..C-1."""
 
 
 def evaluate(
@@ -344,19 +325,18 @@ def evaluate(
     trained = load_trained(run, folder, world, state=state, split=split)
     shard, config, part = trained.shard, trained.config, trained.part
     with world.stage("options"):
-        target = choose_target(shard, config.task, config.metric)
+        target = choose_target(GraphFacts.of_shard(shard), config.task, config.metric)
         if target.outputs != trained.outputs:
             raise ValueError(
                 f"the model in {run} gives {trained.outputs} outputs, but the labels in {folder} have {target.outputs}"
             )
-        if confusion and target.task != "single-label":
-            raise ValueError(f"--confusion is for single-label targets; these are {target.task}")
+        check_confusion(confusion, target.task)
     y = fit_labels(part, target)
     logits = run_model(trained.model, part)
     scores = score(part, target, y, logits)
-    if not confusion:
-        return Evaluation(scores=scores)
-    return Evaluation(scores=scores, confusion={name: _confusion(part, target, y, logits, name) for name in scores})
+    classes = None if trained.classes is None else tuple(trained.classes)
+    table = {name: _confusion(part, target, y, logits, name) for name in scores} if confusion else None
+    return Evaluation(scores=scores, confusion=table, classes=classes)
 
 
 def _confusion(part: GraphPart, target: Target, y: Tensor, logits: Tensor, split: str) -> list[list[int]]:
@@ -376,7 +356,8 @@ def show_evaluation(found: Evaluation, console: Console, *, as_json: bool = Fals
         console.print(f"{split}: " + ", ".join(f"{name} {show(name, value)}" for name, value in metrics.items()))
     for split, counts in (found.confusion or {}).items():
         console.print(f"{split}: nodes of a true class (row) by predicted class (column)")
-        lines = [["", *map(str, range(len(counts)))], *([str(i), *map(str, row)] for i, row in enumerate(counts))]
+        names = [str(name) for name in found.classes or range(len(counts))][: len(counts)]
+        lines = [["", *names], *([name, *map(str, row)] for name, row in zip(names, counts, strict=True))]
         width = max(len(cell) for line in lines for cell in line) + 2
         for line in lines:
             console.print("".join(cell.rjust(width) for cell in line), soft_wrap=True, highlight=False)

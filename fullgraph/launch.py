@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
@@ -20,11 +20,6 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 _HOST = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
-
-
-def under_torchrun(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher has already given this process its rank."""
-    return "RANK" in env and "WORLD_SIZE" in env
 
 
 def end_with_parent() -> None:

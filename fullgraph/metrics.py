@@ -5,26 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fullgraph.checks import METRICS, GraphFacts, check_target
 from fullgraph.config import Metric, Task
-from fullgraph.shards import Shard
 from fullgraph.view import GraphPart, Pass
 
 Scores = dict[str, dict[str, float]]
 """split -> metric -> value"""
 
 LOWER_IS_BETTER: frozenset[str] = frozenset({"mae", "loss"})
-_DEFAULT_METRIC: dict[Task, Metric] = {"single-label": "accuracy", "multi-label": "micro_f1", "regression": "mae"}
-_METRICS: dict[Task, tuple[Metric, ...]] = {
-    "single-label": ("accuracy", "micro_f1", "roc_auc"),
-    "multi-label": ("micro_f1", "roc_auc"),
-    "regression": ("mae",),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,30 +46,18 @@ class Target:
 
 
 def choose_target(
-    shard: Shard, task: Task | None = None, metric: Metric | None = None, balanced: bool = False
+    facts: GraphFacts, task: Task | None = None, metric: Metric | None = None, balanced: bool = False
 ) -> Target:
     """The target that the labels and the options ask for; ``balanced`` says that class weights will be asked for.
 
     Raises ``ValueError`` where an option does not fit the labels.
     """
-    labels, num_classes = cast(Task | None, shard.task), shard.num_classes
-    if labels is None:
-        raise ValueError("the graph has no labels; training needs some")
-    if not shard.train.shape[0]:
-        raise ValueError("the shards hold no split; build them with --random-split, or from a graph that has one")
+    check_target(facts, task, metric, balanced)
+    assert facts.task is not None
+    labels, num_classes = facts.task, facts.num_classes
     task = task or labels
-    if task != labels and not (task == "regression" and labels == "single-label"):
-        raise ValueError(f"--task {task} does not fit the graph's labels, which are {labels}")
-    if metric is not None and metric not in _METRICS[task]:
-        raise ValueError(f"--metric {metric} does not fit a {task} task; it has {', '.join(_METRICS[task])}")
-    if metric == "roc_auc" and task == "single-label" and num_classes != 2:
-        raise ValueError(
-            f"--metric roc_auc needs 2 classes or multi-label targets; the graph has {num_classes} classes"
-        )
-    if balanced and task != "single-label":
-        raise ValueError(f"--class-weights balanced is for single-label targets; these are {task}")
     outputs = 1 if task == "regression" and labels == "single-label" else num_classes
-    return Target(task, outputs, metric or _DEFAULT_METRIC[task])
+    return Target(task, outputs, metric or METRICS[task][0])
 
 
 def balance_classes(target: Target, part: GraphPart) -> Target:

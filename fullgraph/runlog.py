@@ -20,6 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fullgraph.checks import check_run_folder, check_state
 from fullgraph.files import appears_by_rename
 from fullgraph.metrics import Scores
 
@@ -50,8 +51,7 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
 def read_state(path: Path) -> dict[str, Any]:
     """What `write_state` wrote of a model; ``ValueError`` names the file where it is not whole. Tensors are mapped, not
     read: of the features of all nodes a rank takes its own."""
-    if not path.exists():
-        raise ValueError(f"{path} does not exist; the run did not end, or this is not its folder")
+    check_state(path)
     try:
         with zipfile.ZipFile(path) as archive:  # torch writes checksums, and does not look at them
             if (damaged := archive.testzip()) is not None:
@@ -85,10 +85,7 @@ def _remedy(path: Path) -> str:
 
 def create_run_folder(path: Path) -> Path:
     """Make the folder; ``ValueError`` where it already holds a run, or anything else."""
-    if (path / "config.json").exists():
-        raise ValueError(f"{path} already holds a run; name another folder with --run, or remove it first")
-    if path.is_dir() and any(path.iterdir()):
-        raise ValueError(f"{path} is not empty; name another folder with --run")
+    check_run_folder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as e:

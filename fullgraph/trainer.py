@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullgraph.checks import GraphFacts, check_training, check_validation
 from fullgraph.config import TrainConfig
 from fullgraph.cost import (
     Crossing,
@@ -81,12 +82,12 @@ class Trainer:
         self.y_train = fit_labels(part, target)[train]
         self.train_rows = torch.nonzero(train).squeeze(1)
         counts = [target.weight(self.y_train), float(self.whole.masks["val"].sum())]
-        self.total_weight, validation = self.world.gather_vector(counts).sum(0).tolist()
+        self.total_weight, self.num_validation = self.world.gather_vector(counts).sum(0).tolist()
         if self.total_weight == 0:
-            raise RankError(f"load: split {config.split} has no training nodes on any rank; take another --split")
-        if validation == 0 and (config.patience is not None or config.scheduler == "plateau"):
-            flag = "--patience" if config.patience is not None else "--scheduler plateau"
-            raise RankError(f"options: {flag} needs validation nodes, and split {config.split} has none; leave it out")
+            raise RankError(f"load: split {config.split} has no training nodes; take another, or build it again")
+        with self.world.stage("options"):
+            if self.num_validation == 0:
+                check_validation(config)
 
     @property
     def model_name(self) -> str:
@@ -277,11 +278,9 @@ def make_trainer(shard: Shard, config: TrainConfig, world: World, model: ModelFa
     Raises ``RankError`` on all ranks where an option does not fit the shard or two ranks do not fit each other.
     """
     with world.stage("options"):
-        num_splits = shard.train.shape[0]
-        if num_splits and config.split >= num_splits:
-            raise ValueError(f"--split {config.split}, but the shards hold {num_splits} splits: 0 to {num_splits - 1}")
-        target = choose_target(shard, config.task, config.metric, config.class_weights == "balanced")
-        _check_features(shard, config)
+        facts = GraphFacts.of_shard(shard)
+        check_training(facts, config)
+        target = choose_target(facts, config.task, config.metric, config.class_weights == "balanced")
         edge_dim = edge_features_used(config, shard)
         net = build_model(config, shard.num_features, target.outputs, model, edge_dim=edge_dim).to(world.device)
     with world.stage("kernels"):
@@ -328,23 +327,6 @@ def _check_policy(trainer: Trainer) -> None:
             f"cross as mapped rows, to which dropout cannot be applied later; leave it 0, or add --freeze-masks"
         )
     trainer.cache_bytes()
-
-
-def _check_features(shard: Shard, config: TrainConfig) -> None:
-    if shard.num_features == 0:
-        raise ValueError(
-            f"graph {shard.graph} has no node features; build it again with some: --features FILE, degree, onehot, "
-            f"random:K or learned:K"
-        )
-    if shard.x is not None:
-        return
-    learned = f"the {shard.learned_features} features of graph {shard.graph} are learned"
-    if config.inductive:
-        raise ValueError(f"--inductive: {learned}, which only nodes that are trained on can have; build it with others")
-    if config.feature_norm != "none":
-        raise ValueError(f"--feature-norm {config.feature_norm}: {learned}; leave the option out")
-    if config.layer0 not in ("auto", "exchange"):
-        raise ValueError(f"--layer0 {config.layer0}: {learned} and change in every step; leave the option out")
 
 
 def _optimizer(config: TrainConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:

@@ -33,6 +33,7 @@ from fullgraph.policy import StepPolicy
 from fullgraph.propagate import propagate, sum_over_ranks
 from fullgraph.reach import distances, local_graph, needed
 from fullgraph.shards import Array, Shard
+from fullgraph.wording import counted
 from fullgraph.world import SETUP, World
 
 Norm = Literal["sum", "mean", "gcn"]
@@ -629,8 +630,9 @@ def _check_labelled(shard: Shard, split: int) -> None:
     for name in ("train", "val", "test"):
         masks = getattr(shard, name)
         if masks.shape[0] and (bad := np.flatnonzero(missing & masks[split])).size:
+            of = f"of the {name} mask of split {split}"
             raise ValueError(
-                f"part {shard.part}: {bad.size} nodes of the {name} mask of split {split} have no label, first "
+                f"part {shard.part}: {counted(bad.size, f'node {of} has', f'nodes {of} have')} no label, first "
                 f"node {int(shard.owned_global[bad[0]])}; build again from a graph whose masks cover labelled nodes"
             )
 

@@ -158,6 +158,9 @@ def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
 def check_target(out: str | Path, *, force: bool) -> None:
     """Raise ``ValueError`` where a build must not be written to ``out``."""
     out = Path(out)
+    file = next((parent for parent in out.absolute().parents if parent.exists() and not parent.is_dir()), None)
+    if file is not None:
+        raise ValueError(f"{out}: {file} is a file, so no folder can be in it; name another (--out)")
     if not out.exists():
         return
     if not out.is_dir():

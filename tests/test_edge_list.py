@@ -281,3 +281,27 @@ def test_rows_are_found_again_beyond_one_block(tmp_path: Path, monkeypatch: pyte
     assert load(write(tmp_path, content + "7,007\n")).node_ids is not None
     with pytest.raises(ValueError, match="line 52: 3 columns"):
         load(write(tmp_path, content + "1,2,3\n"))
+
+
+@pytest.mark.parametrize("content", ["1.0,2\n2.0,3\n3.0,1\n", "1,2.0\n2,3.0\n3,1.0\n"])
+def test_ids_of_which_one_column_is_written_as_floats(tmp_path: Path, content: str) -> None:
+    g = load(write(tmp_path, content))
+    assert g.node_ids is not None
+    assert (g.num_nodes, g.node_ids.tolist()) == (3, [1, 2, 3])
+    assert "ids are written as floats and were read as whole numbers" in said(g)
+
+
+def test_gaps_are_told_by_the_number_of_the_first_node(tmp_path: Path) -> None:
+    path = write(tmp_path, "1 2\n2 4\n")
+    assert "1 number from 1 to the last is no node's" in said(load(path))
+    assert "add --num-nodes 4 --index-base 1" in said(load(path))
+    assert said(load(path, LoadOptions(index_base=1))).endswith("add --num-nodes 4")
+    assert load(path, LoadOptions(index_base=1, num_nodes=4)).num_nodes == 4
+    zero = write(tmp_path, "0 1\n1 3\n")
+    assert said(load(zero)).endswith("add --num-nodes 4")
+
+
+def test_a_numbering_from_one_that_was_asked_for_is_not_asked_again(tmp_path: Path) -> None:
+    path = write(tmp_path, "1 2\n2 3\n")
+    assert "--index-base" in said(load(path))
+    assert "--index-base" not in said(load(path, LoadOptions(index_base=1)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
 import re
 from pathlib import Path
@@ -13,13 +14,15 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from sklearn.metrics import confusion_matrix
 
 from fullgraph.config import TrainConfig
-from fullgraph.inference import evaluate, predict
+from fullgraph.inference import evaluate, load_trained, predict, show_evaluation
 from fullgraph.loop import train
+from fullgraph.shards import read_manifest
 from fullgraph.world import RankError, World
-from partition_tools import Graph, build, load, partition
+from partition_tools import Graph, Splits, build, load, partition
 from tests.ranks import RankPool
 
 NODES = 90
@@ -175,5 +178,93 @@ def test_an_output_that_cannot_be_written_is_refused_first(
 
 
 def test_a_split_that_does_not_exist_is_refused(folder: Path) -> None:
-    with pytest.raises(RankError, match=r"--split 3, but .* holds 1 splits: 0 to 0"):
+    with pytest.raises(RankError, match=r"--split 3: graph .* has 1 split; expected 0"):
         evaluate(folder / "1", folder / "run", split=3)
+
+
+# ------------------------------------------------------------------------------------------------ names and numbers
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph whose labels are names, one whose labels count from 1, one of several named labels; and runs."""
+    out = tmp_path_factory.mktemp("pets")
+    rng = np.random.default_rng(0)
+    base = Graph(
+        name="pets",
+        num_nodes=20,
+        src=rng.integers(0, 20, 60),
+        dst=rng.integers(0, 20, 60),
+        x=rng.standard_normal((20, 3)),
+        y=np.arange(20) % 3,
+        splits=Splits(train=np.ones((1, 20), bool), val=np.ones((1, 20), bool), test=np.zeros((1, 20), bool)),
+    )
+    graphs = {
+        "names": dataclasses.replace(base, class_names=np.array(["ape", "bee", "zebra finch"])),
+        "others": dataclasses.replace(base, class_names=np.array(["ape", "bee", "cat"])),
+        "numbers": dataclasses.replace(base, class_names=np.array([1, 2, 3])),
+        "several": dataclasses.replace(
+            base, y=rng.integers(0, 2, (20, 2)).astype(np.uint8), class_names=np.array(["red", "blue"])
+        ),
+    }
+    for name, graph in graphs.items():
+        build(graph, partition(graph, 1), out / name)
+        if name != "others":
+            train(out / name, TrainConfig(epochs=2, hidden=4, layers=1), run=out / f"run-{name}")
+    return out
+
+
+def test_predictions_are_called_as_the_labels_are(pets: Path) -> None:
+    for name, kinds in (("names", "U"), ("numbers", "i")):
+        run, classes = pets / f"run-{name}", read_manifest(pets / name).graph["class_names"]
+        predict(pets / name, run, pets / "p.npy")
+        labels = np.load(pets / "p.npy", allow_pickle=False)
+        assert labels.dtype.kind == kinds
+        assert set(labels.tolist()) <= set(classes)
+        predict(pets / name, run, pets / "p.npy", kind="probabilities")
+        assert labels.tolist() == [classes[i] for i in np.load(pets / "p.npy").argmax(1)]
+        predict(pets / name, run, pets / "p.csv")
+        with (pets / "p.csv").open() as file:
+            assert [line[1] for line in csv.reader(file)] == ["prediction", *map(str, labels.tolist())]
+        predict(pets / name, run, pets / "p.csv", kind="probabilities")
+        assert (pets / "p.csv").read_text().split("\n")[0] == ",".join(map(str, ["id", *classes]))
+        predict(pets / name, run, pets / "p.h5")
+        with h5py.File(pets / "p.h5") as file:
+            rows = file["predictions"]
+            assert (rows.asstr()[:] if kinds == "U" else rows[:]).tolist() == labels.tolist()
+        predict(pets / name, run, pets / "p.h5", kind="probabilities")
+        with h5py.File(pets / "p.h5") as file:
+            rows = file["classes"]
+            assert (rows.asstr()[:] if kinds == "U" else rows[:]).tolist() == classes
+        predict(pets / name, run, pets / "p.csv", kind="embeddings")
+        assert "ape" not in (pets / "p.csv").read_text()
+
+
+def test_label_columns_keep_their_names(pets: Path) -> None:
+    predict(pets / "several", pets / "run-several", pets / "q.csv")
+    assert (pets / "q.csv").read_text().split("\n")[0] == "id,red,blue"
+
+
+def test_confusion_is_shown_by_name(pets: Path) -> None:
+    found = evaluate(pets / "names", pets / "run-names", confusion=True)
+    console = Console(file=io.StringIO(), width=100)
+    show_evaluation(found, console)
+    assert "ape          bee  zebra finch" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_classes_of_other_names_are_not_compared(pets: Path) -> None:
+    with pytest.raises(RankError, match=r"are ape, bee, zebra finch, but those of .* are ape, bee, cat"):
+        evaluate(pets / "others", pets / "run-names")
+    predict(pets / "others", pets / "run-names", pets / "r.npy")  # its labels play no part
+
+
+def test_ids_of_earlier_predictions_do_not_stay(pets: Path) -> None:
+    (pets / "s.ids.npy").write_bytes(b"old")
+    predict(pets / "names", pets / "run-names", pets / "s.npy")
+    assert not (pets / "s.ids.npy").exists()
+
+
+def test_prediction_keeps_the_runs_bound_on_exchanges(pets: Path) -> None:
+    train(pets / "names", dataclasses.replace(CONFIG, exchange_bytes=1000), run=pets / "run-bound")
+    trained = load_trained(pets / "run-bound", pets / "names", World())
+    assert trained.part.world.exchange_bytes == 1000

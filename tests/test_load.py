@@ -7,12 +7,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partition_tools import partition, prepare
 from partition_tools.graph import Graph
 from partition_tools.sources import LoadOptions, load, save_npz
 from tests.data import SHARED, needs_data
@@ -291,3 +293,138 @@ def test_whole_weights_that_no_float_holds_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "g.npz", edge_index=EDGES, edge_weight=np.full(5, 2**53 + 1))
     with pytest.raises(ValueError, match="9007199254740993, which no float holds exactly"):
         load(tmp_path / "g.npz")
+
+
+# ------------------------------------------------------------------------------------------- numbering, names, places
+
+
+ONE_BASED = {"edge_index": EDGES + 1, "num_nodes": 4, "y": [0, 1, 2, 1], "train_idx": [1, 4], "test_idx": [2]}
+
+
+def save_as(kind: str, folder: Path, fields: dict[str, Any]) -> Path:
+    path = folder / f"g.{kind}"
+    if kind == "npz":
+        np.savez(path, **fields)
+    elif kind == "pt":
+        import torch
+
+        torch.save({name: torch.as_tensor(value) for name, value in fields.items()}, path)
+    else:
+        with h5py.File(path, "w") as file:
+            file.attrs.update(format="fullgraph-graph", format_version=1)
+            for name, value in fields.items():
+                file[name] = np.asarray(value, np.int64)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["npz", "pt", "h5"])
+def test_nodes_numbered_from_one(tmp_path: Path, kind: str) -> None:
+    fields = ONE_BASED if kind != "h5" else {name: value for name, value in ONE_BASED.items() if name != "num_nodes"}
+    path = save_as(kind, tmp_path, fields)
+    with pytest.raises(ValueError, match="train_idx names node 4 at place 1; there are 4 nodes, 0 to 3"):
+        load(path)
+    g = load(path, LoadOptions(index_base=1))
+    assert (g.num_nodes, pairs(g)) == (4, list(zip(*EDGES.tolist(), strict=True)))
+    assert g.node_ids is not None
+    assert g.node_ids.tolist() == [1, 2, 3, 4]
+    assert g.splits is not None
+    assert np.flatnonzero(g.splits.train[0]).tolist() == [0, 3]
+    assert np.flatnonzero(g.splits.test[0]).tolist() == [1]
+
+
+def test_a_wrong_index_base_is_refused_with_the_files_own_numbers(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, num_nodes=4)
+    with pytest.raises(ValueError, match=r"edge 0 is 0 -> 1, .*ids go from 1 to 4; .*ids start at 0: leave out"):
+        load(tmp_path / "g.npz", LoadOptions(index_base=1))
+    np.savez(tmp_path / "h.npz", edge_index=EDGES + 1, num_nodes=3, train_idx=[4])
+    with pytest.raises(ValueError, match="train_idx names node 4 at place 0; there are 3 nodes, 1 to 3"):
+        load(tmp_path / "h.npz", LoadOptions(index_base=1))
+    np.savez(tmp_path / "i.npz", edge_index=EDGES + 1)
+    assert load(tmp_path / "i.npz", LoadOptions(index_base=1)).num_nodes == 3
+
+
+def test_a_list_of_nodes_that_is_a_mask_is_pointed_out(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, num_nodes=4, train_idx=[1, 0, 0, 1])
+    with pytest.raises(ValueError, match=r"names node 0 more than once; .*a mask is bool, or named train_mask"):
+        load(tmp_path / "g.npz")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_masks_of_floats_are_masks(tmp_path: Path, dtype: type) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, num_nodes=4, train_mask=np.array([[1], [0], [0], [1]], dtype))
+    splits = load(tmp_path / "g.npz").splits
+    assert splits is not None
+    assert splits.train.tolist() == [[True, False, False, True]]
+
+
+def test_labels_keep_the_users_names(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, y=np.array(["cat", "", "ape", "cat"]))
+    g = load(tmp_path / "g.npz")
+    assert g.y is not None
+    assert g.class_names is not None
+    assert (g.y.tolist(), g.class_names.tolist()) == ([1, -1, 0, 1], ["ape", "cat"])
+    save_npz(tmp_path / "again.npz", g)
+    again = load(tmp_path / "again.npz").class_names
+    assert again is not None
+    assert again.tolist() == ["ape", "cat"]
+    np.savez(tmp_path / "h.npz", edge_index=EDGES, y=[1, 3, 2, 1])
+    names = load(tmp_path / "h.npz", LoadOptions(label_base=1)).class_names
+    assert names is not None
+    assert names.tolist() == [1, 2, 3]
+    for options, message in (
+        (LoadOptions(label_base=1), "--label-base 1 has no effect on names of classes"),
+        (LoadOptions(task="regression"), "--task regression: the labels are names"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / "g.npz", options)
+    with pytest.raises(ValueError, match="--label-base 1: numbers classes, and --task regression has none"):
+        LoadOptions(label_base=1, task="regression")
+    np.savez(tmp_path / "i.npz", edge_index=EDGES, y=[0, 1, 2, 1], class_names=np.array(["a", "b"]))
+    with pytest.raises(ValueError, match="class_names has 2 names; expected one for each class"):
+        load(tmp_path / "i.npz")
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [
+        (np.array([0, 1, 255, 1], np.uint8), "its largest class is 255; if that says that a node has no label"),
+        (np.array([0, 1, 40, 1]), "of the classes 0 to 40 only 3 occur"),
+        (np.array([[0, 1], [1, np.nan], [0, 0], [1, 1]]), "holds 0, 1 and NaN: taken as targets of a regression"),
+    ],
+)
+def test_odd_labels_are_pointed_out(tmp_path: Path, y: Any, said: str) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, y=y)
+    assert said in "\n".join(load(tmp_path / "g.npz").changes)
+
+
+def test_a_class_far_beyond_the_others_is_refused_before_anything_is_counted(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", edge_index=EDGES, y=[0, 1, 2_000_000_000, 1])
+    with pytest.raises(ValueError, match=r"y\[2\] is 2000000000, but only 3 classes occur"):
+        load(tmp_path / "g.npz")
+
+
+def test_random_features_that_no_memory_holds_are_refused() -> None:
+    graph = Graph(name="g", num_nodes=10**6, src=np.zeros(0, np.int64), dst=np.zeros(0, np.int64))
+    with pytest.raises(ValueError, match=r"--features random:9999999: .*GiB, and this machine has"):
+        prepare.make_features(graph, "random", 9999999, 0)
+
+
+def test_errors_name_the_file_and_the_users_ids(tmp_path: Path) -> None:
+    (tmp_path / "g.csv").write_text("a,b\nb,c\nc,a\n")
+    (tmp_path / "x.csv").write_text("id,f\na,1\nb,nan\nc,3\n")
+    (tmp_path / "y.csv").write_text("id,label\na,cat\nc,dog\n")
+    (tmp_path / "s.csv").write_text("id,split\nb,train\n")
+    labels = str(tmp_path / "y.csv")
+    g = load(tmp_path / "g.csv", LoadOptions(features=str(tmp_path / "x.csv"), labels=labels))
+    with pytest.raises(ValueError, match=r"x\.csv holds 1 value that is NaN or infinite, the first at node b"):
+        prepare.check(g)
+    g = load(tmp_path / "g.csv", LoadOptions(labels=labels, splits=str(tmp_path / "s.csv")))
+    with pytest.raises(ValueError, match=r"y\.csv: 1 node of the train mask of split 0 has no label .* node b first"):
+        prepare.check(g)
+    with pytest.raises(ValueError, match=r"g\.csv: --parts 4 for 3 nodes"):
+        partition(g, 4)
+    (tmp_path / "w.csv").write_text("a,b,nan\nb,c,1\n")
+    with pytest.raises(ValueError, match=r"w\.csv: edge_weight holds 1 value .*the first is nan of edge 0 \(a -> b\)"):
+        prepare.check(load(tmp_path / "w.csv", LoadOptions(weights=True)))
+    with pytest.raises(ValueError, match=r"g\.csv: y: --random-split splits labelled nodes"):
+        prepare.random_split(load(tmp_path / "g.csv"), (0.6, 0.2, 0.2), 1)

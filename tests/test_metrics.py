@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -15,9 +14,9 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fullgraph.checks import GraphFacts
 from fullgraph.config import Metric, Task
 from fullgraph.metrics import LOWER_IS_BETTER, Target, balance_classes, choose_target, fit_labels, run_model, score
-from fullgraph.shards import Shard
 from fullgraph.view import Degrees, GraphPart, Input, LayerView
 from fullgraph.world import World
 
@@ -45,9 +44,17 @@ class Whole:
     n_in: int
 
 
-def labelled(task: Task | None, *, splits: int = 1) -> Shard:
-    """A shard that holds nothing but the kind of its labels."""
-    return cast(Any, SimpleNamespace(task=task, num_classes=4, train=np.zeros((splits, N), np.bool_)))
+def labelled(task: Task | None, *, splits: int = 1) -> GraphFacts:
+    """A graph of which little is known but the kind of its labels."""
+    return GraphFacts(
+        name="g",
+        task=task,
+        num_classes=4,
+        num_splits=splits,
+        num_features=1,
+        learned_features=0,
+        num_edge_features=0,
+    )
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -124,7 +131,7 @@ def test_target_follows_labels_and_options(
 @pytest.mark.parametrize(
     ("labels", "task", "metric", "balanced", "message"),
     [
-        (None, None, None, False, "the graph has no labels; training needs some"),
+        (None, None, None, False, "has no labels, which training and scores need"),
         ("single-label", "multi-label", None, False, "--task multi-label does not fit the graph's labels"),
         ("regression", "single-label", None, False, "--task single-label does not fit .* which are regression"),
         ("multi-label", None, "accuracy", False, "--metric accuracy does not fit a multi-label task; it has micro_f1"),
@@ -142,7 +149,7 @@ def test_an_option_that_does_not_fit_the_labels_is_refused(
 
 
 def test_a_graph_without_a_split_is_refused_with_the_remedy() -> None:
-    with pytest.raises(ValueError, match="no split; build them with --random-split"):
+    with pytest.raises(ValueError, match="has no split into train, val and test; build it again with"):
         choose_target(labelled("single-label", splits=0))
 
 

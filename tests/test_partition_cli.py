@@ -211,3 +211,38 @@ def test_a_real_graph(run: Run) -> None:
     with h5py.File("s/part-00000-of-00004.h5") as file:
         assert file["features"].attrs["shape"][1] == 1433
     assert run("verify", "s", "--deep")[0] == 0
+
+
+def test_what_a_graph_lacks_for_training_is_said_at_once(run: Run) -> None:
+    Path("e.csv").write_text("a,b\nb,a\n")
+    code, out, _ = run("build", "e.csv", "--parts", "1", "--out", "s")
+    assert code == 0
+    assert "wrote 1 shard to s" in out
+    lacks = "features (--features), labels (--labels), training nodes (--splits or --random-split)"
+    assert out.splitlines()[-1] == f"next: partition-tools report s; to train on it, build it with {lacks}"
+
+
+def test_a_node_in_two_masks_is_warned_of(run: Run) -> None:
+    masks = {"train_mask": [1, 1, 0, 0, 0, 0], "test_mask": [0, 1, 1, 0, 0, 0]}
+    np.savez("m.npz", edge_index=[[0, 1], [1, 0]], y=[0, 1, 0, 1, 0, 1], **masks)
+    code, out, _ = run("build", "m.npz", "--parts", "1", "--out", "s")
+    assert code == 0
+    assert "warning: split 0: 1 node is in train and test; the test score is of nodes trained on" in out
+    counts = read_manifest(Path("s")).graph["split_counts"][0]
+    assert (counts["train_val"], counts["train_test"], counts["val_test"]) == (0, 1, 0)
+
+
+def test_a_folder_below_a_file_is_refused_by_name(run: Run) -> None:
+    code, _, err = run("build", "g.npz", "--parts", "1", "--out", "g.npz/s")
+    assert code == 2
+    assert "g.npz is a file, so no folder can be in it" in err
+
+
+def test_one_empty_part_and_several_are_said(run: Run) -> None:
+    Path("p.txt").write_text("0\n" * 6)
+    for parts, note in (("2", "note: part 1 of 2 owns no node in p.txt"), ("3", "note: parts 1, 2 of 3 own no node")):
+        assert note in run("build", "g.npz", "--parts", parts, "--out", parts, "--method", "file:p.txt")[1]
+    Path("p.txt").write_text("0\n" * 5 + "99999999999999999999\n")
+    code, _, err = run("build", "g.npz", "--parts", "2", "--out", "c", "--method", "file:p.txt")
+    assert code == 2
+    assert "p.txt: line 6 holds '99999999999999999999'; expected one part id, 0 to 1" in err

@@ -21,7 +21,7 @@ from partition_tools.prepare import (
     parse_fractions,
     random_split,
 )
-from partition_tools.summary import SplitCount, render, summarise
+from partition_tools.summary import SplitCount, render, summarise, warnings
 
 Edges = list[tuple[int, int]]
 
@@ -348,3 +348,20 @@ def test_more_nodes_than_memory_can_hold_are_refused_by_name() -> None:
     none = np.zeros(0, np.int64)
     with pytest.raises(ValueError, match=r"vast: num_nodes is 10000000000000, for which .* do not suffice"):
         Graph(name="vast", num_nodes=10**13, src=none, dst=none)
+
+
+def test_overlaps_and_empty_splits_are_warned_of() -> None:
+    def of(**masks: list[int]) -> list[str]:
+        return warnings(summarise(dataclasses.replace(labelled_graph(), splits=splits(5, **masks))))
+
+    assert of(train=[0], val=[1], test=[2]) == []
+    assert of(train=[0, 1], val=[1, 2]) == [
+        "split 0: 1 node is in train and val; the score that picks the best epoch is of nodes trained on"
+    ]
+    assert of(train=[0, 1], test=[0, 1])[0].startswith("split 0: 2 nodes are in train and test; the test score is of")
+    assert of(train=[0], val=[1], test=[1])[0].startswith("split 0: 1 node is in val and test")
+    assert of(val=[1]) == ["split 0: no node is in train; it cannot be trained on"]
+    many = Splits(**{part: np.ones((3, 5), np.bool_) for part in ("train", "val", "test")})
+    found = warnings(summarise(dataclasses.replace(labelled_graph(), splits=many)))
+    assert found[0].startswith("split 0: 5 nodes are in train and val, and so in 2 other splits; ")
+    assert warnings(summarise(make(2, [(0, 1)]))) == []

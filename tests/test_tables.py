@@ -316,3 +316,75 @@ def test_files_beside_a_graph_that_has_its_own_replace_them_and_say_so(tmp_path:
     assert g.y is not None
     assert g.y.tolist() == [4, 3, 5]
     assert "y.csv by id, in place of the graph's own" in said(g)
+
+
+# ----------------------------------------------------------------------------------- what could be taken for another
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [("label\n1\n\n2\n0\n", 3), ("1\n2\n\n#\n0\n", 3), ("# c\n\n1\n \n2\n0\n", 4), ("1\r\n\r\n2\r\n0\r\n", 2)],
+)
+def test_a_blank_line_between_labels_by_row_shifts_no_node(tmp_path: Path, content: str, line: int) -> None:
+    with pytest.raises(ValueError, match=rf"y\.csv, line {line}: blank between rows, of which each is a node"):
+        joined(tmp_path, ROWS, labels=("y.csv", content))
+    assert joined(tmp_path, ROWS, labels=("y.csv", "\n1\n2\n0\n\n")).num_nodes == 3
+
+
+def test_comments_in_a_table_are_said(tmp_path: Path) -> None:
+    g = joined(tmp_path, ROWS, labels=("y.csv", "1\n#2\n2\n0\n"))
+    assert "y.csv: 1 line of comments was skipped" in said(g)
+
+
+def test_a_first_column_that_counts_rows_is_pointed_out(tmp_path: Path) -> None:
+    hint = "the first column counts the rows and was taken as a feature; if it holds ids, add --id-column 1"
+    for first in (1, 0):
+        content = "".join(f"{i + first},{i * 0.5}\n" for i in range(3))
+        assert hint in said(joined(tmp_path, ROWS, features=("x.csv", content)))
+    assert hint not in said(joined(tmp_path, ROWS, features=("x.csv", content), id_column="1"))
+
+
+@pytest.mark.parametrize(
+    ("edges", "lists"),
+    [
+        ("10,20\n20,30\n30,10\n", {"train": np.array([10]), "val": np.array([30]), "test": np.array([20])}),
+        ("1,2\n2,3\n3,1\n", {"train_idx": np.array([1]), "val_idx": np.array([3]), "test_idx": np.array([2])}),
+        ("a,b\nb,c\nc,a\n", {"train": np.array(["a"]), "val": np.array(["c"]), "test": np.array(["b"])}),
+        ("0,1\n1,2\n2,0\n", {"train": np.array([0]), "val": np.array([2]), "test": np.array([1])}),
+    ],
+)
+def test_lists_of_nodes_name_the_graphs_own_ids(tmp_path: Path, edges: str, lists: dict[str, Any]) -> None:
+    g = joined(tmp_path, edges, splits=("s.npz", lists))
+    assert g.splits is not None
+    assert [np.flatnonzero(mask[0]).tolist() for mask in (g.splits.train, g.splits.val, g.splits.test)] == [
+        [0],
+        [2],
+        [1],
+    ]
+
+
+def test_a_stranger_in_a_list_of_nodes_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="train names node 0 at place 1; there are 3 nodes, with ids like 10, 30"):
+        joined(tmp_path, "10,20\n20,30\n30,10\n", splits=("s.npz", {"train": np.array([10, 0])}))
+
+
+def test_a_mask_tells_the_number_of_nodes(tmp_path: Path) -> None:
+    masks = {"train": np.array([1, 0, 0, 0, 1], bool), "test": np.array([0, 1, 0, 0, 0], bool)}
+    g = joined(tmp_path, ROWS, splits=("s.npz", masks))
+    assert g.num_nodes == 5
+    with pytest.raises(ValueError, match=r"5 nodes \(length of .*s\.npz: train\), so ids go from 0 to 4"):
+        joined(tmp_path, "10,20\n", splits=("s.npz", masks))
+
+
+def test_names_of_classes_and_of_label_columns_are_kept(tmp_path: Path) -> None:
+    g = joined(tmp_path, NAMED, labels=("y.csv", "id,label\nann,dog\nbob,cat\ncid,dog\n"))
+    assert g.class_names is not None
+    assert g.class_names.tolist() == ["cat", "dog"]
+    g = joined(tmp_path, NAMED, labels=("y.csv", "id,red,blue\nann,1,0\nbob,0,0\ncid,1,1\n"))
+    assert g.class_names is not None
+    assert (g.task, g.class_names.tolist()) == ("multi-label", ["red", "blue"])
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--labels .*: is a folder; expected a file"):
+        joined(tmp_path, ROWS, labels=str(tmp_path))

@@ -234,11 +234,14 @@ def test_halo_lists_that_do_not_fit(
 
 GRAPHS: dict[str, tuple[Graph, str]] = {
     "no features": (dataclasses.replace(GRAPH, x=None), "graph any has no node features; build it again with some"),
-    "no labels": (dataclasses.replace(GRAPH, y=None), "the graph has no labels; training needs some"),
-    "no split": (dataclasses.replace(GRAPH, splits=None), "the shards hold no split; build them with --random-split"),
+    "no labels": (dataclasses.replace(GRAPH, y=None), "graph any has no labels, which training and scores need"),
+    "no split": (
+        dataclasses.replace(GRAPH, splits=None),
+        "graph any has no split into train, val and test",
+    ),
     "no training nodes": (
         train_on(GRAPH, np.zeros(GRAPH.num_nodes, np.bool_)),
-        "split 0 has no training nodes on any rank; take another --split",
+        "split 0 has no training nodes; take another, or build it again",
     ),
 }
 
@@ -256,7 +259,7 @@ def test_a_label_that_is_missing_in_a_mask(ranks: RankPool, damaged: Path) -> No
     change(damaged, 1, put("labels/y", at, -1))
     text = error_on(ranks, 2, damaged, split=1)
     assert text == (
-        f"load (rank 1): part 1: 1 nodes of the val mask of split 1 have no label, first node {node}; build again from "
+        f"load (rank 1): part 1: 1 node of the val mask of split 1 has no label, first node {node}; build again from "
         f"a graph whose masks cover labelled nodes"
     )
 
@@ -264,7 +267,7 @@ def test_a_label_that_is_missing_in_a_mask(ranks: RankPool, damaged: Path) -> No
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"split": 2}, "options (all ranks): --split 2, but the shards hold 2 splits: 0 to 1"),
+        ({"split": 2}, "options (all ranks): --split 2: graph any has 2 splits; expected 0 to 1"),
         ({"metric": "mae"}, "options (all ranks): --metric mae does not fit a single-label task; it has accuracy"),
         ({"metric": "roc_auc"}, "--metric roc_auc needs 2 classes or multi-label targets; the graph has 4 classes"),
         ({"task": "multi-label"}, "--task multi-label does not fit the graph's labels, which are single-label"),
