@@ -278,7 +278,7 @@ def _edge_weights(s: Summary) -> str:
         return "yes" if s.weighted else "no"
     w, odd = s.weights, ""
     if w.zero or w.negative:
-        odd += f", {w.zero:,} of them zero, {w.negative:,} negative"
+        odd += f", {w.zero:,} of them 0, {w.negative:,} negative"
     if w.zero_sums or w.negative_sums:
         odd += (
             f"; into {counted(w.zero_sums, 'node')} they sum to 0, into {w.negative_sums:,} to less (gcn and sage "

@@ -65,7 +65,13 @@ def said(world: World, folder: Path, run: Path, config: TrainConfig) -> list[str
     train(folder, config, run=run, world=world, console=console)
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
-    return lines[: next(i for i, line in enumerate(lines) if line.startswith(("epoch ", "best epoch")))]
+    return lines[
+        : next(
+            i
+            for i, line in enumerate(lines)
+            if line.startswith(("epoch ", "best epoch", "last epoch", "initial weights"))
+        )
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------- edge features

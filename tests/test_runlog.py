@@ -112,7 +112,7 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    with pytest.raises(OSError, match="run"):
+    with pytest.raises(ValueError, match="run is a file; name a folder with --run"):
         create_run_folder(tmp_path / "run")
 
 
