@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fullgraph.wording import counted
 from partition_tools.graph import Graph
 from partition_tools.sources import arrays
 from partition_tools.sources.archive import Archive
@@ -42,11 +43,11 @@ def _read(spec: str, request: Request) -> Graph:
     loops = int((src == dst).sum())
     distinct = (src.size + loops) // 2
     changes.append(
-        f"the format lists undirected pairs: {distinct} pairs became {src.size} directed entries, both directions of "
-        f"each" + (f" ({loops} loops once)" if loops else "")
+        f"the format lists undirected pairs: {counted(distinct, 'pair')} became {src.size:,} directed entries, both "
+        f"directions of each" + (f" ({counted(loops, 'loop')} once)" if loops else "")
     )
     if distinct < pairs.shape[0]:
-        changes.append(f"{pairs.shape[0] - distinct} rows of edges repeated a pair and were merged with it")
+        changes.append(f"{counted(pairs.shape[0] - distinct, 'row')} of edges repeated a pair and went into it")
     y = archive.get("node_labels")
     if y is not None and y.shape[:1] != (num_nodes,):
         raise ValueError(

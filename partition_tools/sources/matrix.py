@@ -18,6 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from fullgraph.wording import counted
 from partition_tools.graph import Array, Graph
 from partition_tools.sources import arrays
 from partition_tools.sources.archive import Archive
@@ -50,7 +51,10 @@ def _read_mtx(spec: str, request: Request) -> Graph:
     _check_shape(spec, (rows, columns), entries, request)
     text = text.with_header()
     if text.num_rows != entries:
-        raise ValueError(f"{spec}: the line of sizes declares {entries} entries, but {text.num_rows} lines follow")
+        raise ValueError(
+            f"{spec}: the line of sizes declares {entries} entries, but "
+            f"{counted(text.num_rows, 'line follows', 'lines follow')}"
+        )
     if entries and text.width != (2 if field == "pattern" else 3):
         text.fail(0, f"{text.width} columns; expected row, column{'' if field == 'pattern' else ', value'} ({field})")
     row, col = text.parse(np.int64, [0, 1]).T

@@ -24,6 +24,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from fullgraph.wording import counted
 from partition_tools.graph import Array, Graph, Splits
 from partition_tools.sources import arrays
 from partition_tools.sources.reader import Reader, Request
@@ -136,7 +137,7 @@ def _edges(path: str, num_nodes: int, changes: list[str]) -> tuple[NDArray[np.in
     src_both, dst_both = arrays.both_ways(src[~loops], dst[~loops], num_nodes)
     changes.append(
         f"{listed} listed neighbours became {src_both.size} directed entries, both directions of "
-        f"{src_both.size // 2} pairs: {int(loops.sum())} loops dropped, repeated pairs merged"
+        f"{counted(src_both.size // 2, 'pair')}: {counted(int(loops.sum()), 'loop')} dropped, repeated pairs merged"
     )
     return src_both, dst_both
 
