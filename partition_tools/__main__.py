@@ -23,9 +23,12 @@ from partition_tools import report as reports
 from partition_tools.assign import AssignOptions, assign
 from partition_tools.builder import build, check_target
 from partition_tools.costs import MOST_COMPARED, Winner, check_comparable, winners
+from partition_tools.estimate import assign_seconds
+from partition_tools.memory import peak_memory, require_memory
 from partition_tools.metis import MetisError
 from partition_tools.page import check_page, write_page
 from partition_tools.prepare import check, parse_fractions, random_split
+from partition_tools.progress import Stages
 from partition_tools.report import Question
 from partition_tools.runs import read_run, stated_model
 from partition_tools.summary import Summary, render, summarise, warnings
@@ -51,35 +54,45 @@ class Build:
     without any is split 0.6/0.2/0.2."""
     force: bool = False
     """Replace the build that is in DIR."""
+    memory_check: bool = True
+    """Refuse a build that needs more memory than is free."""
 
     def run(self) -> int:
         fractions = parse_fractions(self.random_split or DEFAULT_SPLIT)
         check_target(self.out, force=self.force)
-        graph = sources.load(self.graph, self.load)
+        stages, console = Stages(), _console()
+        with stages.stage(f"reading {self.graph}"):
+            graph = sources.load(self.graph, self.load)
         if self.random_split is not None or (graph.splits is None and graph.labelled.any()):
             graph = random_split(graph, fractions, self.options.seed)
-        check(graph)
-        summary = summarise(graph)
-        console = _console()
+        memory = require_memory(graph, self.options, refuse=self.memory_check)
+        with stages.stage("looking over the graph"):
+            check(graph)
+            summary = summarise(graph)
         console.print(render(summary))
+        console.print(memory)
         for warning in warnings(summary):
             console.print(f"warning: {warning}")
-        with _line(f"partitioning into {self.options.parts} parts by {self.options.method}"):
+        partitioning = f"partitioning into {self.options.parts} parts by {self.options.method}"
+        with stages.stage(partitioning, expected=assign_seconds(graph, self.options)):
             assignment = assign(graph, self.options)
         for note in assignment.notes:
             console.print(f"note: {note}")
-        with _line("writing shards") as say:
+        with stages.stage("writing shards") as report:
             manifest = build(
                 graph,
                 assignment,
                 self.out,
                 summary=summary,
                 force=self.force,
-                progress=lambda done, parts: say(f"writing shards: {done} of {parts}"),
+                progress=report,
             )
         size = sum(file.bytes for file in manifest.files)
         shards = counted(manifest.parts, "shard")
-        console.print(f"wrote {shards} to {self.out}: {size / 1e6:,.1f} MB, build {manifest.build_id}")
+        console.print(
+            f"wrote {shards} to {self.out}: {size / 1e6:,.1f} MB, build {manifest.build_id}, peak memory "
+            f"{peak_memory() / 2**20:,.0f} MiB"
+        )
         console.print(_next(summary, self.out))
         return 0
 

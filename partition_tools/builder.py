@@ -16,9 +16,9 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -42,13 +42,12 @@ from fullgraph.shards import (
 from partition_tools.assign import Assignment
 from partition_tools.cutter import Cutter
 from partition_tools.graph import Array, Graph
+from partition_tools.progress import Report
 from partition_tools.stored import StoredRows, row_blocks
 from partition_tools.summary import Summary, summarise
 
 _MOST_OPEN = 256
 """Shards that are kept open while features are dealt out."""
-
-Progress: TypeAlias = Callable[[int, int], None]
 
 _OURS = re.compile(rf"\.?(part-\d{{5,}}-of-\d{{5,}}\.h5|{re.escape(MANIFEST)})(\.\d+\.tmp)?")
 
@@ -60,12 +59,13 @@ def build(
     *,
     summary: Summary | None = None,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Report | None = None,
 ) -> Manifest:
     """Write the shards of ``graph`` to the folder ``out``, which appears complete or not at all.
 
     ``summary`` saves counting the graph again. ``force`` replaces a build that is there; files of another kind are
-    never removed. ``progress(done, parts)`` is called after each shard. The same graph, assignment and options give
+    never removed. ``progress`` is called with ("writing shards", edges, of all) after each shard, and then with
+    ("writing features", rows, of all). The same graph, assignment and options give
     the same bytes. Raises ``ValueError`` where the folder must not be written to or the disk is too full.
     """
     out = Path(out).resolve()
@@ -103,7 +103,7 @@ def build(
     return manifest
 
 
-def _write_shards(cutter: Cutter, build_id: str, folder: Path, progress: Progress | None) -> tuple[ShardFile, ...]:
+def _write_shards(cutter: Cutter, build_id: str, folder: Path, progress: Report | None) -> tuple[ShardFile, ...]:
     scratch = folder / "scratch"
     edges = cutter.edges_by_part(scratch)
     in_weight = cutter.in_weight(edges)
@@ -120,16 +120,18 @@ def _write_shards(cutter: Cutter, build_id: str, folder: Path, progress: Progres
         counts.append((shard.num_owned, shard.num_edges))
         del shard
         if progress is not None:
-            progress(q + 1, cutter.parts)
+            progress("writing shards", int(edges.offsets[q + 1]), int(edges.offsets[-1]))
     del edges, in_weight
     shutil.rmtree(scratch, ignore_errors=True)
     if cutter.x is not None and not isinstance(cutter.x, sp.csr_array):
-        _deal_out(cutter.x, cutter.small_part, paths, places)
+        _deal_out(cutter.x, cutter.small_part, paths, places, progress)
         files = [seal_shard(path, *count) for path, count in zip(paths, counts, strict=True)]
     return tuple(files)
 
 
-def _deal_out(x: Array | StoredRows, part: Array, paths: list[Path], places: list[int]) -> None:
+def _deal_out(
+    x: Array | StoredRows, part: Array, paths: list[Path], places: list[int], progress: Report | None
+) -> None:
     """Write the rows of each part into its file from ``places`` [P] on, in one pass over all rows."""
     if math.prod(x.shape) == 0:
         return
@@ -147,6 +149,8 @@ def _deal_out(x: Array | StoredRows, part: Array, paths: list[Path], places: lis
                 with contextlib.nullcontext(kept[q]) if few else open(paths[q], "r+b", buffering=0) as file:
                     _write_at(file.fileno(), run, int(cursor[q]))
                 cursor[q] += run.nbytes
+            if progress is not None:
+                progress("writing features", start + block.shape[0], x.shape[0])
 
 
 def _write_at(descriptor: int, data: memoryview, offset: int) -> None:

@@ -56,7 +56,8 @@ def test_the_manifest_says_what_was_built(tmp_path: Path) -> None:
         graph, assignment(np.arange(30) % 3, 3, tries=2), tmp_path / "s", progress=lambda *at: told.append(at)
     )
     assert manifest == read_manifest(tmp_path / "s")
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert [what for what, *_ in told] == ["writing shards"] * 3 + ["writing features"]
+    assert [at[1:] for at in told[2:]] == [(120, 120), (30, 30)]
     assert {key: manifest.graph[key] for key in ("name", "num_nodes", "num_edges", "weighted", "task")} == {
         "name": "rich",
         "num_nodes": 30,
@@ -565,8 +566,11 @@ def test_a_build_that_still_runs_is_not_cleared_away(tmp_path: Path) -> None:
     """Two builds into one place: the folder of the one at work stays, and the first to end wins."""
     out = tmp_path / "s"
 
-    def second(done: int, parts: int) -> None:
-        if done == 1:
+    told: list[str] = []
+
+    def second(what: str, done: int, of: int) -> None:
+        told.append(what)
+        if len(told) == 1:
             build(two_triangles(), assignment(HALVES, 2), out)
 
     with pytest.raises(ValueError, match="holds a build already"):
