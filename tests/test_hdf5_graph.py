@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fullgraph import hdf5
 from partition_tools.builder import build
 from partition_tools.graph import Graph
 from partition_tools.sources import load, save_h5, save_npz
@@ -173,3 +177,21 @@ def test_sparse_features_stay_sparse(tmp_path: Path) -> None:
     x = sp.csr_array(np.eye(3, 5, dtype=np.float32))
     save_h5(tmp_path / "g.h5", Graph(name="g", num_nodes=3, src=np.zeros(0, int), dst=np.zeros(0, int), x=x))
     assert isinstance(load(tmp_path / "g.h5").x, sp.csr_array)
+
+
+def test_a_file_that_hdf5_does_not_survive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = whole(tmp_path)
+    assert hdf5.survives(str(path))
+    monkeypatch.setattr(hdf5, "_look", lambda _: os.kill(os.getpid(), signal.SIGSEGV))
+    with pytest.raises(ValueError, match=r"g\.h5: is too damaged for HDF5 to be read; copy it again"):
+        load(path)
+    monkeypatch.setattr(hdf5, "_look", lambda _: time.sleep(60))
+    monkeypatch.setattr(hdf5, "_LOOK_SECONDS", 0.05)
+    assert not hdf5.survives(str(path))
+
+
+def test_what_a_file_lacks_is_left_for_its_reader_to_tell(tmp_path: Path) -> None:
+    (tmp_path / "g.h5").write_bytes(b"no HDF5")
+    assert hdf5.survives(str(tmp_path / "g.h5"))
+    with pytest.raises(ValueError, match="HDF5 cannot read it"):
+        load(tmp_path / "g.h5")

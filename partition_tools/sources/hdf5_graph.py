@@ -19,7 +19,15 @@ import numpy as np
 import xxhash
 
 from fullgraph.files import appears_by_rename
-from fullgraph.hdf5 import FormatError, check_heaps, dataset_offset, find_dataset, read_attribute, read_dataset
+from fullgraph.hdf5 import (
+    FormatError,
+    check_heaps,
+    dataset_offset,
+    find_dataset,
+    read_attribute,
+    read_dataset,
+    survives,
+)
 from partition_tools.graph import Array, Graph
 from partition_tools.sources import layout
 from partition_tools.sources.fields import Fields
@@ -89,6 +97,8 @@ def _matches(spec: str) -> bool:
 
 
 def _read(spec: str, request: Request) -> Graph:
+    if not survives(spec):
+        raise ValueError(f"{spec}: is too damaged for HDF5 to be read; copy it again")
     try:
         # Locking off: readers never write, and network file systems refuse locks.
         with h5py.File(spec, "r", locking=False) as file:
