@@ -31,6 +31,7 @@ from fullgraph.checks import (
     read_config,
 )
 from fullgraph.config import TrainConfig
+from fullgraph.files import remove_left_behind
 from fullgraph.host import under_torchrun
 from fullgraph.shards import Manifest, read_manifest
 from fullgraph.wording import counted
@@ -72,6 +73,10 @@ class Train:
         code = _on_ranks(self.folder, work, self.ranks, timeout=self.config.timeout, threads=self.config.threads)
         if code == 0 and not under_torchrun() and ended[:1] in (["SIGINT"], ["SIGTERM"]):
             return 128 + signal.Signals[str(ended[0])]  # as the launcher returns for several ranks
+        if code and "RANK" not in os.environ:  # all ranks have ended, perhaps while one was saving
+            run = self.run or Path("runs")
+            for folder in (run, *filter(Path.is_dir, run.rglob("*"))):
+                remove_left_behind(folder)
         return code
 
 

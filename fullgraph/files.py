@@ -38,7 +38,7 @@ def appears_by_rename(path: Path) -> Iterator[Path]:
     Where the block raises, ``path`` is left as it was and the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    _remove_left_behind(path)
+    remove_left_behind(path.parent, glob.escape(path.name))
     try:
         yield temporary
         sync(temporary)
@@ -48,9 +48,9 @@ def appears_by_rename(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _remove_left_behind(path: Path) -> None:
-    """Remove what processes of this host that are no more left of writing ``path``."""
-    for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+def remove_left_behind(folder: Path, name: str = "*") -> None:
+    """Remove what processes of this host that are no more left of writing files of this name in a folder."""
+    for old in folder.glob(f".{name}.*.tmp"):
         number = old.name.split(".")[-2]
         with contextlib.suppress(OSError):
             if number.isdecimal() and not _lives(int(number)):

@@ -9,6 +9,7 @@ next build into the same place removes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -213,7 +214,14 @@ def _folder_for(out: Path, force: bool) -> Iterator[Path]:
     folder.mkdir()
     try:
         with _locked(folder):
-            yield folder
+            try:
+                yield folder
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, None):
+                    raise
+                reason = error.strerror or str(error)
+                remedy = "make room, or name a folder on another disk (--out)"
+                raise OSError(f"{out}: cannot be written ({reason}); {remedy}") from error
             check_target(out, force=force)
             _put_in_place(folder, out)
             sync(out.parent)

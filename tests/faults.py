@@ -192,8 +192,7 @@ def _message(lines: list[str]) -> str:
 
 
 def _half_written(top: Path) -> Iterator[Path]:
-    """Files under their own names that do not read, and temporary ones. What a killed process leaves under a
-    temporary name, the next write of that file removes."""
+    """Files under their own names that do not read, and temporary ones."""
     for path in top.rglob("*") if top.is_dir() else ():
         if path.name.endswith(".tmp") or ".building" in path.name:
             yield path
@@ -305,7 +304,7 @@ def _mounts() -> bool:
 
 def disk_full_while_building(place: Place) -> Outcome:
     """It fills up on the way, though what was free at the start was enough."""
-    with small_disk(place.folder / "disk", "400k") as disk:
+    with small_disk(place.folder / "disk", "250k") as disk:
         command = [sys.executable, "-m", "partition_tools", "build", "demo:communities?nodes=500", "--parts", "2"]
         outcome = watch(
             "disk full: shards",
