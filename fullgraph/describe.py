@@ -32,8 +32,20 @@ def headline(trainer: Trainer, manifest: Manifest) -> str:
         f"{counted(manifest.parts, 'part')} by {manifest.partition.get('method')}\n"
         f"{trainer.model_name} of {count:,} parameters{table}, {target.task}, {_choice(trainer, manifest)}\n"
         f"{counted(world.size, 'rank')} on {world.device.type}, {counted(torch.get_num_threads(), 'compute thread')} "
-        f"each\n" + "\n".join([_plan_line(trainer), *_notes(trainer)])
+        f"each\n" + "\n".join([_plan_line(trainer), *_narrowed(trainer, facts), *_notes(trainer)])
     )
+
+
+def _narrowed(trainer: Trainer, facts: dict[str, Any]) -> list[str]:
+    """The line, if one is due, on numbers of the shards that the run's type may not hold exactly."""
+    wide = ("float64", "int32", "int64", "uint32", "uint64")
+    types = {"features": facts.get("feature_dtype")}
+    if isinstance(trainer.model, GNN) and trainer.model.edge_dim:
+        types["edge features"] = facts.get("edge_feature_dtype")
+    found = [f"{what} are {dtype}" for what, dtype in types.items() if dtype in wide]
+    if trainer.config.dtype == "float64" or not found:
+        return []
+    return [f"{' and '.join(found)} in the shards and computed with as float32 (--dtype float64 keeps them)"]
 
 
 def _choice(trainer: Trainer, manifest: Manifest) -> str:

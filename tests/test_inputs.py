@@ -655,3 +655,46 @@ def test_negative_weights_are_said_where_a_layer_divides_by_their_sum(ranks: Ran
     }
     positive = build_in(tmp_path / "plain", CASES["loops"].graph, 2)
     assert not any(ranks.run(2, warnings_of, positive, tmp_path / "other")[0].values())
+
+
+# ---------------------------------------------------------------------------------------------- what a run says of it
+
+
+def test_what_a_run_takes_in_another_way_than_given_is_said(tmp_path: Path) -> None:
+    graph = random_graph("wide", nodes=20, edges=40)
+    assert graph.splits is not None
+    heads = {}
+    for name, fields, extra in (
+        ("narrowed", {}, {"dtype": "float32"}),
+        ("kept", {}, {}),
+        ("narrow", {"x": np.ones((20, 2), np.float32)}, {"dtype": "float32"}),
+        ("split 1", {}, {"split": 1}),
+        ("no validation", {"splits": dataclasses.replace(graph.splits, val=np.zeros((2, 20), np.bool_))}, {}),
+    ):
+        build_in(tmp_path / name, dataclasses.replace(graph, **fields), 1)
+        heads[name] = "\n".join(said(World(), tmp_path / name, tmp_path / f"run {name}", options(epochs=1, **extra)))
+    note = "features are float64 in the shards and computed with as float32 (--dtype float64 keeps them)"
+    assert [name for name, head in heads.items() if note in head] == ["narrowed"]
+    assert "split 0 of 2 (--split)" in heads["kept"]
+    assert "split 1 of 2 (--split)" in heads["split 1"]
+    assert "no validation nodes, so the last epoch counts as the best" in heads["no validation"]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "val", "line"),
+    [
+        (0, True, "initial weights, no epoch was trained: val "),
+        (1, True, "best epoch 1 of 1: val "),
+        (2, False, "last epoch 2, without validation nodes to choose another: test "),
+    ],
+)
+def test_the_last_lines_say_whose_weights_are_kept(tmp_path: Path, epochs: int, val: bool, line: str) -> None:
+    graph = random_graph("any", nodes=20, edges=40)
+    assert graph.splits is not None
+    if not val:
+        empty = np.zeros((2, 20), np.bool_)
+        graph = dataclasses.replace(graph, splits=dataclasses.replace(graph.splits, val=empty))
+    console = Console(file=io.StringIO(), width=1000)
+    train(build_in(tmp_path / "s", graph, 1), options(epochs=epochs), run=tmp_path / "run", console=console)
+    assert isinstance(console.file, io.StringIO)
+    assert line in console.file.getvalue()
