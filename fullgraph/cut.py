@@ -205,7 +205,8 @@ def cover_factors(row: Ids, halo: Ids, halo_owner: Ids, parts: int) -> Factors:
     owner = halo_owner[sources].astype(np.int64)
     span = int(row.max()) + 1
     pairs, target = np.unique(owner[source] * span + row, return_inverse=True)
-    raw, summed = _koenig(source, target, sources.shape[0], pairs.shape[0])
+    match = _matching(source, target, sources.shape[0], pairs.shape[0])
+    raw, summed = _koenig(source, target, match, pairs.shape[0])
 
     # A sender whose cover is no smaller than its sources sends these raw, which needs no sums.
     pair_owner = pairs // span
@@ -242,17 +243,25 @@ def cover_factors(row: Ids, halo: Ids, halo_owner: Ids, parts: int) -> Factors:
     )
 
 
-def _koenig(source: Ids, target: Ids, sources: int, targets: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """A minimum vertex cover of a bipartite graph in which every node has an edge: (in cover [sources], [targets])."""
-    graph = sp.csr_array((np.ones(source.shape[0], np.int32), (source, target)), shape=(sources, targets))
-    match = maximum_bipartite_matching(graph, perm_type="column")
+def _matching(source: Ids, target: Ids, sources: int, targets: int) -> NDArray[np.integer[Any]]:
+    """[sources] the target that a maximum matching gives each source, or -1; every source and target has an edge."""
+    graph = sp.csr_array((np.ones(source.shape[0], np.int8), (source, target)), shape=(sources, targets))
+    match: NDArray[np.integer[Any]] = maximum_bipartite_matching(graph, perm_type="column")
+    return match
+
+
+def _koenig(
+    source: Ids, target: Ids, match: NDArray[np.integer[Any]], targets: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """The minimum vertex cover that a maximum matching gives: (in cover [sources], [targets])."""
+    sources = match.shape[0]
     matched = np.flatnonzero(match >= 0)
     # Alternating paths from a virtual root: root -> unmatched source -> target -> its matched source -> ...
     root = sources + targets
     free = np.flatnonzero(match < 0)
     tail = np.concatenate([np.full(free.shape[0], root), source, sources + match[matched]])
     head = np.concatenate([free, sources + target, matched])
-    paths = sp.csr_array((np.ones(tail.shape[0], np.int32), (tail, head)), shape=(root + 1, root + 1))
+    paths = sp.csr_array((np.ones(tail.shape[0], np.int8), (tail, head)), shape=(root + 1, root + 1))
     reached = np.zeros(root + 1, np.bool_)
     reached[breadth_first_order(paths, root, return_predecessors=False)] = True
     return ~reached[:sources], reached[sources:root]
@@ -355,22 +364,69 @@ class _Crossing(NamedTuple):
 
 
 def crossing_rows(src: Ids, dst: Ids, part: Ids, parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[P, P] rows that p sends q for the cut edges ``src[i] -> dst[i]``: (one a halo node, a minimum cover).
+    """[P, P] rows that p sends q for the cut edges ``src[i] -> dst[i]``: (one a halo node, a minimum cover)."""
+    cut = CutGraph.make(src, dst, part, parts)
+    return cut.halo, cut.cover
 
-    The cover of a pair of parts is as large as the maximum matching of its cut edges (Koenig); all pairs together are
-    one block-diagonal bipartite graph of (source, receiver) and (sender, destination).
-    """
-    nodes = part.shape[0]
-    sources, source = _numbered(src, part[dst], nodes, parts)
-    owner = part[sources // parts].astype(np.int64)
-    pair = owner * parts + sources % parts
-    halo = np.bincount(pair, minlength=parts**2).reshape(parts, parts)
-    if src.shape[0] == 0:
-        return halo, halo.copy()
-    targets, target = _numbered(dst, part[src], nodes, parts)
-    graph = sp.csr_array((np.ones(src.shape[0], np.int8), (source, target)), shape=(sources.shape[0], targets.shape[0]))
-    matched = maximum_bipartite_matching(graph, perm_type="column") >= 0
-    return halo, np.bincount(pair[matched], minlength=parts**2).reshape(parts, parts)
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CutGraph:
+    """The cut edges of all pairs of parts as one block-diagonal bipartite graph of (source, receiver) and
+    (sender, destination), with a maximum matching: as large as the minimum cover, pair by pair (Koenig)."""
+
+    parts: int
+    sources: NDArray[np.int64]
+    """[s] ascending ``source * parts + receiver``."""
+    targets: NDArray[np.int64]
+    """[t] ascending ``destination * parts + sender``."""
+    pair: NDArray[np.int64]
+    """[s] ``sender * parts + receiver``."""
+    back: NDArray[np.int64]
+    """[t] ``receiver * parts + sender``: who would send to whom if the edges were reversed."""
+    edge: tuple[NDArray[np.int64], NDArray[np.int64]]
+    """Places of each cut edge's source and target among these."""
+    match: NDArray[np.integer[Any]]
+    """[s] the target matched, or -1."""
+
+    @classmethod
+    def make(cls, src: Ids, dst: Ids, part: Ids, parts: int) -> CutGraph:
+        nodes = part.shape[0]
+        sources, source = _numbered(src, part[dst], nodes, parts)
+        targets, target = _numbered(dst, part[src], nodes, parts)
+        pair = part[sources // parts].astype(np.int64) * parts + sources % parts
+        back = part[targets // parts].astype(np.int64) * parts + targets % parts
+        match: NDArray[np.integer[Any]] = np.empty(0, np.int64)
+        if src.shape[0]:
+            match = _matching(source, target, sources.shape[0], targets.shape[0])
+        return cls(
+            parts=parts, sources=sources, targets=targets, pair=pair, back=back, edge=(source, target), match=match
+        )
+
+    @property
+    def halo(self) -> NDArray[np.int64]:
+        """[P, P] rows sent, one for each source and receiver."""
+        return self._by_pair(self.pair)
+
+    @property
+    def halo_of_reversed(self) -> NDArray[np.int64]:
+        """[P, P] the same of the edges reversed, whose cover is ``cover`` transposed."""
+        return self._by_pair(self.back)
+
+    @property
+    def cover(self) -> NDArray[np.int64]:
+        """[P, P] the fewest rows."""
+        return self._by_pair(self.pair[self.match >= 0])
+
+    def _by_pair(self, pair: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.bincount(pair, minlength=self.parts**2).reshape(self.parts, self.parts)
+
+    def covered(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """A minimum cover: its sources, which are sent raw, and its targets, whose sums are sent."""
+        if not self.match.shape[0]:
+            return self.sources, self.targets
+        source, target = self.edge
+        raw, summed = _koenig(source, target, self.match, self.targets.shape[0])
+        return self.sources[raw], self.targets[summed]
 
 
 def _numbered(node: Ids, other: Ids, nodes: int, parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

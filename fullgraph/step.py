@@ -64,11 +64,17 @@ class StepCost:
 
 
 def step_cost(
-    counts: Sequence[LayerCounts], shape: ModelShape, machine: Machine, *, whole: LayerCounts | None = None
+    counts: Sequence[LayerCounts],
+    shape: ModelShape,
+    machine: Machine,
+    *,
+    whole: LayerCounts | None = None,
+    layer0: Layer0 | None = None,
 ) -> StepCost:
     """Cost of a training step given `fullgraph.cut.layer_counts` of the partitioning.
 
-    ``whole`` are those of a layer that is not pruned, from which layer 0 is chosen; by default those of layer 0.
+    ``layer0`` is how layer 0 gets its rows; by default as the trainer chooses, which goes by ``whole``, the counts of a
+    layer that is not pruned (by default those of layer 0).
 
     Compute is the matrix products at ``machine.flops`` and the rows that the sparse kernel reads at
     ``machine.gather``; an exchange takes the longer of a part's bytes out and in at ``machine.bandwidth``, and the
@@ -78,7 +84,7 @@ def step_cost(
     assert len(counts) == shape.layers
     attention = shape.model == "gat"
     rows = [shape.rows_sent(count) for count in counts]
-    layer0 = _layer0(counts[0], shape.rows_sent(whole or counts[0]), shape, machine)
+    layer0 = layer0 or _layer0(counts[0], shape.rows_sent(whole or counts[0]), shape, machine)
     crossing = crossings(
         shape.model,
         widths,

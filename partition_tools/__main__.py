@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from fullgraph.cost import Machine
 from fullgraph.wording import counted
 from partition_tools import forms, sources
 from partition_tools import report as reports
-from partition_tools.assign import AssignOptions, assign
+from partition_tools.assign import Assignment, AssignOptions, assign
 from partition_tools.builder import build, check_target
 from partition_tools.costs import MOST_COMPARED, Winner, check_comparable, winners
 from partition_tools.estimate import assign_seconds
@@ -78,6 +79,8 @@ class Build:
             assignment = assign(graph, self.options)
         for note in assignment.notes:
             console.print(f"note: {note}")
+        if len(assignment.table) > 1:
+            console.print(_candidates(assignment))
         with stages.stage("writing shards") as report:
             manifest = build(
                 graph,
@@ -255,6 +258,23 @@ def _next(summary: Summary, out: Path) -> str:
     if missing:
         return f"next: partition-tools report {out}; to train on it, build it with {', '.join(missing)}"
     return f"next: fullgraph train {out}, or partition-tools report {out}"
+
+
+def _candidates(assignment: Assignment) -> Table:
+    """Every partition that was tried, and which was kept."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    names = [field.name for field in dataclasses.fields(assignment.table[0])]
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in assignment.table:
+        cells = (getattr(row, name) for name in names)
+        table.add_row(
+            *(
+                "yes" if c is True else "" if c is False else f"{c:.4g}" if isinstance(c, float) else str(c)
+                for c in cells
+            )
+        )
+    return table
 
 
 def _console() -> Console:

@@ -152,6 +152,13 @@ def symmetric_adjacency(graph: Graph, entry_weight: NDArray[np.int64] | None = N
 def rows_sent(src: NDArray[np.int64], dst: NDArray[np.int64], part: NDArray[np.int32], parts: int) -> NDArray[np.int64]:
     """[parts] rows each part sends in one halo exchange along edges ``src[i] -> dst[i]``: pairs of an owned source
     and a foreign part that reads it."""
+    return np.asarray(rows_between(src, dst, part, parts).sum(axis=1))
+
+
+def rows_between(
+    src: NDArray[np.int64], dst: NDArray[np.int64], part: NDArray[np.int32], parts: int
+) -> NDArray[np.int64]:
+    """[parts, parts] the same rows by sender and reader."""
     reader = part[dst]
     cut = part[src] != reader
     key = src[cut]
@@ -159,8 +166,9 @@ def rows_sent(src: NDArray[np.int64], dst: NDArray[np.int64], part: NDArray[np.i
     key += reader[cut]
     del reader, cut
     key.sort()
-    sources = key[_first_of_run(key)] // parts
-    return np.bincount(part[sources], minlength=parts)
+    key = key[_first_of_run(key)]
+    pair = part[key // parts].astype(np.int64) * parts + key % parts
+    return np.bincount(pair, minlength=parts**2).reshape(parts, parts)
 
 
 def _from_sorted_keys(key: NDArray[np.int64], n: int, weight: NDArray[np.int64] | None = None) -> Adjacency:

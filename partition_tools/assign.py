@@ -7,94 +7,37 @@ the way is said in the assignment's notes. Nothing here depends on the order of 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from fullgraph.wording import counted
-from partition_tools import metis
-from partition_tools.adjacency import rows_sent, symmetric_adjacency
+from partition_tools import kahypar, metis, streaming
+from partition_tools.adjacency import rows_between, rows_sent, symmetric_adjacency
+from partition_tools.balance import loads_of, pack, repair
 from partition_tools.graph import Graph
+from partition_tools.loads import Loads
+from partition_tools.objective import Objective, model_shape
+from partition_tools.options import AssignOptions
+from partition_tools.order import numbering
+from partition_tools.portfolio import NODES_A_PART_FOR_KWAY, Candidate, best, make_clusters, packed
+from partition_tools.refine import refine
 from partition_tools.sources.archive import read_npy
 
+__all__ = ["AssignOptions", "Assignment", "Candidate", "Try", "assign", "partition", "read_parts"]
+
+_FILE = "file:"
 _RECURSIVE_UP_TO = 8
 """Parts for recursive bisection, whose cuts are as good there and whose parts are of nearly equal size."""
-_NODES_A_PART_FOR_KWAY = 50
-"""Below this k-way leaves parts empty."""
-_LOAD_SCALE = 1024
-"""Integer load of a mean node where several loads are combined."""
-_FILE = "file:"
-_METHODS = ("metis", "random", "contiguous", "bfs")
-_CHOICES = {
-    "objective": ("cut", "volume"),
-    "scheme": ("auto", "kway", "recursive"),
-    "balance": ("nodes", "edges", "mixed"),
-}
-_ONLY_METIS = ("objective", "scheme", "tries", "imbalance", "use_edge_weights", "balance", "timeout")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AssignOptions:
-    """How nodes are given to parts. Construction raises ``ValueError`` naming the flag and the value."""
-
-    parts: int
-    """Number of parts, one for each process that may train."""
-    method: str = "metis"
-    """metis; random, contiguous (by id) or bfs (blocks of a breadth-first order), each balanced to within one node;
-    or file:PATH, one part id a line or a .npy of integers."""
-    seed: int = 1
-    """Seed of metis and random, at least 1 (METIS takes 0 for 1)."""
-    objective: Literal["cut", "volume"] = "cut"
-    """What metis makes small: pairs of neighbours in two parts, or message rows sent."""
-    scheme: Literal["auto", "kway", "recursive"] = "auto"
-    """Direct k-way or recursive bisection; auto takes bisection up to 8 parts or below 50 nodes a part."""
-    tries: int = 1
-    """Seeds to run metis with, from --seed upwards; the best by objective is kept."""
-    imbalance: float = 0.03
-    """Fraction by which the heaviest part may exceed the mean."""
-    use_edge_weights: bool = False
-    """Cut light edges rather than heavy ones; in a graph without weights a pair weighs as much as it has edges."""
-    balance: Literal["nodes", "edges", "mixed"] = "nodes"
-    """What metis spreads evenly: nodes (by their weights where the graph has them), edges by destination, or the sum
-    of both shares."""
-    timeout: float | None = None
-    """Seconds one METIS run may take; no limit by default."""
-
-    def __post_init__(self) -> None:
-        if self.method not in _METHODS and not (self.method.startswith(_FILE) and len(self.method) > len(_FILE)):
-            raise ValueError(f"--method {self.method}: expected {', '.join(_METHODS)} or file:PATH")
-        for name in ("parts", "seed", "tries"):
-            if not isinstance(getattr(self, name), int):
-                raise ValueError(f"--{name} {getattr(self, name)!r}: expected an int")
-        if self.parts < 1:
-            raise ValueError(f"--parts {self.parts}: expected at least 1")
-        if self.tries < 1:
-            raise ValueError(f"--tries {self.tries}: expected at least 1")
-        if not 1 <= self.seed <= metis.MAX_SEED - self.tries + 1:
-            raise ValueError(f"--seed {self.seed}: expected 1 to {metis.MAX_SEED - self.tries + 1}")
-        for name, values in _CHOICES.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"--{name} {getattr(self, name)}: expected {', '.join(values)}")
-        if not 0.001 <= self.imbalance <= 1:
-            raise ValueError(f"--imbalance {self.imbalance}: expected a fraction from 0.001 to 1, as 0.03 for 3 %")
-        if self.timeout is not None and not self.timeout > 0:
-            raise ValueError(f"--timeout {self.timeout}: expected more than 0 seconds")
-        if self.objective == "volume" and self.scheme == "recursive":
-            raise ValueError("--objective volume --scheme recursive: METIS lowers volume only by kway")
-        if self.objective == "volume" and self.use_edge_weights:
-            raise ValueError(
-                "--objective volume --use-edge-weights: a row sent costs the same whatever its edges weigh"
-            )
-        if self.method != "metis":
-            for field in dataclasses.fields(self):
-                if field.name in _ONLY_METIS and getattr(self, field.name) != field.default:
-                    flag = "--" + field.name.replace("_", "-")
-                    raise ValueError(f"{flag} has no effect with --method {self.method}: leave it out")
+_BALANCING_ROUNDS = 200
+"""Of refinement where several loads had to be met."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +80,8 @@ class Assignment:
     """Libraries whose version the partition depends on."""
     notes: tuple[str, ...]
     """One sentence for each thing the user should know."""
-    table: tuple[Try, ...] = ()
-    """The runs of METIS, in order of seed."""
+    table: tuple[Try, ...] | tuple[Candidate, ...] = ()
+    """The runs of METIS in order of seed, or the candidates of best."""
 
     def __post_init__(self) -> None:
         part = self.part
@@ -164,7 +107,7 @@ def assign(graph: Graph, options: AssignOptions) -> Assignment:
     notes: list[str] = []
     seed = options.seed
     versions: dict[str, str] = {}
-    table: tuple[Try, ...] = ()
+    table: tuple[Try, ...] | tuple[Candidate, ...] = ()
     if method.startswith(_FILE):
         part = read_parts(Path(method.removeprefix(_FILE)), num_nodes=n, parts=parts)
         empty = np.flatnonzero(np.bincount(part, minlength=parts) == 0)
@@ -175,19 +118,30 @@ def assign(graph: Graph, options: AssignOptions) -> Assignment:
         part = np.zeros(n, dtype=np.int32)
         notes.append("one part owns every node; no partitioner was needed")
     elif method == "metis":
-        part, table = _by_metis(graph, options, notes)
-        seed, versions = next(run.seed for run in table if run.kept), metis.versions()
+        part, runs = _by_metis(graph, options, notes)
+        table, seed, versions = runs, next(run.seed for run in runs if run.kept), metis.versions()
+    elif method == "best":
+        part, table = _best(graph, options, notes)
+        versions = metis.versions() | (kahypar.versions() if kahypar.installed() else {})
+        versions |= {"numpy": np.__version__, "scipy": scipy.__version__}
+    elif method == "fennel":
+        part, versions = _by_fennel(graph, options, notes), streaming.versions()
+    elif options.clusters:
+        part, versions = _by_clusters(graph, options, notes), metis.versions() | {"numpy": np.__version__}
     else:
-        part = _blocks(n, parts)
+        part = _blocks(n, options.shares)
         if method == "random":
             np.random.default_rng(seed).shuffle(part)
             versions = {"numpy": np.__version__}
         elif method == "bfs":
             in_order, part = part, np.empty_like(part)
             part[symmetric_adjacency(graph).breadth_first_order()] = in_order
+    if not options.weighs:
         for name, value in (("edge", graph.edge_weight), ("node", graph.node_weight)):
-            if value is not None:
+            if value is not None and parts > 1 and not method.startswith(_FILE):
                 notes.append(f"{name} weights play no part in --method {method}")
+    if parts > 2 and options.renumbers:
+        part = numbering(rows_between(graph.src, graph.dst, part, parts))[part].astype(np.int32)
     return Assignment(
         part=part,
         parts=parts,
@@ -253,14 +207,89 @@ def _read_lines(path: Path, parts: int) -> tuple[NDArray[np.int64], str]:
     return np.fromstring(text, dtype=np.int64, sep="\n"), "line"
 
 
-def _blocks(n: int, parts: int) -> NDArray[np.int32]:
-    """[N] ascending parts, balanced to within one node."""
-    return (np.arange(n, dtype=np.int64) * parts // n).astype(np.int32)
+def _blocks(n: int, shares: NDArray[np.float64]) -> NDArray[np.int32]:
+    """[N] ascending parts with their shares [P] of the nodes, to within one node; none is empty."""
+    parts = shares.shape[0]
+    bounds = np.floor(np.cumsum(shares) * n + 1e-9).astype(np.int64)
+    bounds = np.maximum(bounds, np.arange(1, parts + 1))
+    bounds = np.minimum(bounds, n - np.arange(parts - 1, -1, -1))
+    return np.searchsorted(bounds, np.arange(n), side="right").astype(np.int32)
+
+
+def _objective(graph: Graph, options: AssignOptions, *, only_rows: bool) -> Objective:
+    shape = model_shape(graph, model=options.model, layers=options.layers, hidden=options.hidden)
+    return Objective.make(
+        graph, options.parts, shape, options.machine, tolerance=options.imbalance, only_rows=only_rows
+    )
+
+
+def _loads(graph: Graph, options: AssignOptions, notes: list[str]) -> Loads:
+    cost = functools.partial(_objective, graph, options, only_rows=False)
+    loads = loads_of(graph, options.balance, lambda: cost().compute_load(), notes)
+    return Loads.make(loads, options.parts, tolerance=options.imbalance, shares=options.shares)
+
+
+def _weight(loads: Loads) -> NDArray[np.int64] | None:
+    """The load that METIS is given, which takes one; None where each node counts 1."""
+    return None if "nodes" in loads.names else loads.load[0]
+
+
+def _best(graph: Graph, options: AssignOptions, notes: list[str]) -> tuple[NDArray[np.int32], tuple[Candidate, ...]]:
+    loads = _loads(graph, options, notes)
+    objective = _objective(graph, options, only_rows=options.objective == "rows")
+    with metis.laid_out(graph.name, symmetric_adjacency(graph), _weight(loads)) as layout:
+        part, table = best(
+            layout,
+            objective,
+            loads,
+            seed=options.seed,
+            tries=options.tries,
+            imbalance=options.imbalance,
+            shares=options.shares if options.capacities else None,
+            time_limit=options.time_limit,
+            notes=notes,
+        )
+    notes.extend(_balance_notes(loads, part, options.imbalance))
+    return part, table
+
+
+def _by_fennel(graph: Graph, options: AssignOptions, notes: list[str]) -> NDArray[np.int32]:
+    nodes = {"nodes": np.ones(graph.num_nodes, np.int64)}
+    loads = Loads.make(nodes, options.parts, tolerance=options.imbalance, shares=options.shares)
+    part = streaming.fennel(graph, loads.allowed[0], passes=options.passes, seed=options.seed)
+    empty = np.flatnonzero(np.bincount(part, minlength=options.parts) == 0)
+    if empty.size:  # a node each, from the largest parts
+        order = np.argsort(-np.bincount(part, minlength=options.parts)[part], kind="stable")
+        part[order[: empty.size]] = empty
+        notes.append(f"fennel left {_some('part', empty)} empty, which were given a node each")
+    return part
+
+
+def _by_clusters(graph: Graph, options: AssignOptions, notes: list[str]) -> NDArray[np.int32]:
+    clusters, parts = options.clusters, options.parts
+    if not parts <= clusters <= graph.num_nodes:
+        raise ValueError(
+            f"{graph.name}: --method {options.method}: expected {parts} clusters, one for each part, to "
+            f"{graph.num_nodes}, the number of nodes"
+        )
+    loads = _loads(graph, options, notes)
+    with metis.laid_out(graph.name, symmetric_adjacency(graph), None) as layout:
+        cluster = make_clusters(layout, clusters, seed=options.seed, timeout=options.timeout)
+        if options.packed:
+            part = pack(cluster, layout.adjacency, loads)
+            metis.refill_empty(part, parts, layout.adjacency, None)
+        else:
+            of_cluster = _blocks(clusters, options.shares)
+            np.random.default_rng(options.seed).shuffle(of_cluster)
+            part = of_cluster[cluster]
+    notes.extend(_balance_notes(loads, part, options.imbalance))
+    return part
 
 
 def _by_metis(graph: Graph, options: AssignOptions, notes: list[str]) -> tuple[NDArray[np.int32], tuple[Try, ...]]:
     parts = options.parts
-    load = _load(graph, options.balance, notes)
+    loads = _loads(graph, options, notes)
+    load, several = _weight(loads), len(loads.names) > 1
     scheme, objective = _scheme(options, graph.num_nodes, notes)
     entry_weight = _entry_weight(graph, notes) if options.use_edge_weights else None
     if graph.edge_weight is not None and not options.use_edge_weights:
@@ -281,35 +310,55 @@ def _by_metis(graph: Graph, options: AssignOptions, notes: list[str]) -> tuple[N
         )
         runs: list[Try] = []
         kept: tuple[int, NDArray[np.int32], list[str]] | None = None
-        for seed in range(options.seed, options.seed + options.tries):
-            part = layout.partition(
-                parts=parts,
-                seed=seed,
-                scheme=scheme,
-                objective=objective,
-                imbalance=options.imbalance,
-                timeout=options.timeout,
-            )
+
+        def add(part: NDArray[np.int32], seed: int, made_by: str) -> None:
+            nonlocal kept
             empty, moved = metis.refill_empty(part, parts, layout.adjacency, load)
+            if rows_alone is not None:
+                part = repair(part, layout.adjacency, loads)
+                part = refine(rows_alone, loads, part, rounds=_BALANCING_ROUNDS, seed=seed).part
             sent = rows_sent(graph.src, graph.dst, part, parts)
-            heaviest, allowed = _heaviest(part, parts, load, options.imbalance)
             run = Try(
                 seed=seed,
-                scheme=scheme,
+                scheme=made_by,
                 objective=objective,
                 cut=layout.adjacency.cut(part),
                 rows=int(sent.sum()),
                 max_rows=int(sent.max()),
-                imbalance=heaviest - 1,
-                beyond=heaviest > allowed,
+                imbalance=max(loads.imbalance(part).values()),
+                beyond=bool(loads.beyond(part)),
                 refilled=empty.size,
             )
             runs.append(run)
             if kept is None or _rank(run, options) < _rank(runs[kept[0]], options):
-                kept = len(runs) - 1, part, _shortcomings(run, empty, moved, options.imbalance)
+                said = []
+                if empty.size:
+                    said.append(
+                        f"METIS left {_some('part', empty)} empty: "
+                        f"{counted(moved, 'node was', 'nodes were')} moved there from the heaviest parts"
+                    )
+                kept = len(runs) - 1, part, said + _balance_notes(loads, part, options.imbalance)
+
+        rows_alone = _objective(graph, options, only_rows=True) if several else None
+        for seed in range(options.seed, options.seed + options.tries):
+            add(
+                layout.partition(
+                    parts=parts,
+                    seed=seed,
+                    scheme=scheme,
+                    objective=objective,
+                    imbalance=options.imbalance,
+                    timeout=options.timeout,
+                    shares=options.shares if options.capacities else None,
+                ),
+                seed,
+                scheme,
+            )
+            if several:
+                add(packed(layout, loads, seed=seed, timeout=options.timeout), seed, "packed clusters")
     assert kept is not None
-    index, part, shortcomings = kept
-    notes.extend(shortcomings)
+    index, part, said = kept
+    notes.extend(said)
     runs[index] = dataclasses.replace(runs[index], kept=True)
     return part, tuple(runs)
 
@@ -322,62 +371,33 @@ def _rank(run: Try, options: AssignOptions) -> tuple[int, ...]:
 
 
 def _scheme(options: AssignOptions, num_nodes: int, notes: list[str]) -> tuple[metis.Scheme, metis.Objective]:
+    objective: metis.Objective = "volume" if options.objective == "volume" else "cut"
     if options.scheme != "auto":
-        return options.scheme, options.objective
-    if num_nodes < _NODES_A_PART_FOR_KWAY * options.parts:
-        if options.objective == "volume":
+        return options.scheme, objective
+    if num_nodes < NODES_A_PART_FOR_KWAY * options.parts:
+        if objective == "volume":
             notes.append(
-                f"recursive bisection by cut in place of --objective volume: below {_NODES_A_PART_FOR_KWAY} nodes a "
+                f"recursive bisection by cut in place of --objective volume: below {NODES_A_PART_FOR_KWAY} nodes a "
                 "part METIS leaves parts empty (--scheme kway insists)"
             )
         return "recursive", "cut"
-    if options.objective == "volume" or options.parts > _RECURSIVE_UP_TO:
-        return "kway", options.objective
+    if objective == "volume" or options.parts > _RECURSIVE_UP_TO:
+        return "kway", objective
     return "recursive", "cut"
 
 
-def _load(graph: Graph, balance: str, notes: list[str]) -> NDArray[np.int64] | None:
-    """[N] what a node adds to the load of its part; None where each adds 1."""
-    given = graph.node_weight
-    loads: list[NDArray[np.int64]] = []
-    if given is not None and balance == "edges":
-        notes.append("node weights were not used for the partition (--balance nodes or mixed uses them)")
-    elif given is not None:
-        loads.extend(_checked(graph.name, given))
-        notes.append(
-            "parts are balanced by the graph's node weights"
-            + (f", {len(loads)} columns summed after dividing each by its mean" if len(loads) > 1 else "")
-        )
-    elif balance == "mixed":
-        loads.append(np.ones(graph.num_nodes, dtype=np.int64))
-    if balance != "nodes":
-        # A node without in-edges counts as one, so that such nodes are spread, too.
-        loads.append(np.maximum(np.bincount(graph.dst, minlength=graph.num_nodes), 1))
-    if len(loads) <= 1:
-        return loads[0] if loads else None
-    combined = np.zeros(graph.num_nodes)
-    for column in loads:
-        combined += column / column.mean()
-    return np.rint(combined * _LOAD_SCALE).astype(np.int64)
-
-
-def _checked(name: str, weights: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """The columns of node weights [N, c], c >= 1."""
-    if weights.ndim != 2 or weights.shape[1] < 1 or not np.issubdtype(weights.dtype, np.integer):
-        raise ValueError(f"{name}: node weights are {weights.dtype} {list(weights.shape)}; expected integers [N, c]")
-    columns = []
-    for index, column in enumerate(weights.T):
-        if int(column.min()) < 0:
-            node = int(np.flatnonzero(column < 0)[0])
-            raise ValueError(f"{name}: node {node} has weight {int(column[node])} in column {index}; expected >= 0")
-        total = column.sum(dtype=np.float64)
-        if not 0 < total < metis.MAX_TOTAL_WEIGHT:
-            raise ValueError(
-                f"{name}: node weights in column {index} sum to {total:.0f}; expected more than 0 and less than "
-                f"{metis.MAX_TOTAL_WEIGHT} (scale them down)"
-            )
-        columns.append(np.ascontiguousarray(column, dtype=np.int64))
-    return columns
+def _balance_notes(loads: Loads, part: NDArray[np.int32], imbalance: float) -> list[str]:
+    """What was met where several loads were asked for, and by how much one was not."""
+    beyond = loads.beyond(part)
+    said = [
+        f"the heaviest part has {1 + value:.2f} times the mean load, beyond --imbalance {imbalance:g}"
+        + (f" (by {name})" if name != "nodes" else "")
+        for name, value in beyond.items()
+    ]
+    if len(loads.names) > 1 and not beyond:
+        found = ", ".join(f"{name} {1 + value:.3f}" for name, value in loads.imbalance(part).items())
+        said.append(f"balanced by all of {', '.join(loads.names)}: heaviest part over its share {found}")
+    return said
 
 
 def _entry_weight(graph: Graph, notes: list[str]) -> NDArray[np.int64]:
@@ -407,30 +427,6 @@ def _entry_weight(graph: Graph, notes: list[str]) -> NDArray[np.int64]:
         + (f"; {raised} came out as 0 and count as 1" if raised else "")
     )
     return np.maximum(scaled, 1, out=scaled)
-
-
-def _heaviest(
-    part: NDArray[np.int32], parts: int, load: NDArray[np.int64] | None, imbalance: float
-) -> tuple[float, float]:
-    """Load of the heaviest part, and the load that is within the tolerance or cannot be avoided; over the mean."""
-    total = np.bincount(part, weights=None if load is None else load.astype(np.float64), minlength=parts)
-    mean = float(total.sum()) / parts
-    indivisible = max(math.ceil(mean), 1 if load is None else int(load.max()))
-    return float(total.max()) / mean, max(1 + imbalance, indivisible / mean)
-
-
-def _shortcomings(run: Try, empty: NDArray[np.int64], moved: int, imbalance: float) -> list[str]:
-    said = []
-    if empty.size:
-        said.append(
-            f"METIS left {_some('part', empty)} empty: {counted(moved, 'node was', 'nodes were')} moved there from the "
-            f"heaviest parts"
-        )
-    if run.beyond:
-        said.append(
-            f"the heaviest part has {1 + run.imbalance:.2f} times the mean load, beyond --imbalance {imbalance:g}"
-        )
-    return said
 
 
 def _some(noun: str, ids: NDArray[np.int64], shown: int = 10) -> str:

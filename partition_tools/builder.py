@@ -9,6 +9,7 @@ next build into the same place removes.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import json
@@ -84,6 +85,7 @@ def build(
         "options": assignment.options,
         "versions": assignment.versions,
         "notes": list(assignment.notes),
+        "table": [dataclasses.asdict(row) for row in assignment.table],
     }
     build_id = _build_id(assignment.part, facts, partition, graph.changes, cutter.sums)
     out.parent.mkdir(parents=True, exist_ok=True)

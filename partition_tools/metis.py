@@ -72,10 +72,12 @@ class Metis:
         objective: Objective,
         imbalance: float,
         timeout: float | None = None,
+        shares: NDArray[np.float64] | None = None,
     ) -> NDArray[np.int32]:
         """[N] part of each node; parts may come out empty or beyond the tolerance, which the caller looks after.
 
-        ``imbalance`` is the fraction by which the heaviest part may exceed the mean, ``timeout`` is in seconds.
+        ``imbalance`` is the fraction by which the heaviest part may exceed its share: its entry of ``shares`` [P],
+        which sum to 1, or an even one. ``timeout`` is in seconds.
         Raises ``MetisError``.
         """
         assert 1 < parts <= self.adjacency.num_nodes
@@ -87,6 +89,7 @@ class Metis:
             "parts": parts,
             "recursive": scheme == "recursive",
             "volume": objective == "volume",
+            "shares": None if shares is None else shares.tolist(),
             "options": {"seed": seed, "ufactor": max(1, int(1000 * ((1 + imbalance) ** (1 / levels) - 1) + 1e-6))},
         }
         about = (
@@ -96,7 +99,9 @@ class Metis:
         for stale in ("part.npy", "answer.json"):
             (self.folder / stale).unlink(missing_ok=True)
         (self.folder / "request.json").write_text(json.dumps(request))
-        output = _run_child(self.folder, timeout, f"{self.name}: METIS", about)
+        # -P: the package's folder, where the script lies, must not come before the standard library.
+        command = [sys.executable, "-P", str(_CHILD), str(self.folder)]
+        output = run_child(command, timeout, f"{self.name}: METIS", about)
 
         def refuse(what: str) -> MetisError:
             return MetisError(f"{self.name}: METIS {what} ({about}).{output} {_REMEDY}")
@@ -191,10 +196,8 @@ def refill_empty(
     return empty, moved
 
 
-def _run_child(folder: Path, timeout: float | None, who: str, about: str) -> str:
-    """Runs METIS in a folder and returns what it printed, as a sentence."""
-    # -P: the package's folder, where the script lies, must not come before the standard library.
-    command = [sys.executable, "-P", str(_CHILD), str(folder)]
+def run_child(command: list[str], timeout: float | None, who: str, about: str) -> str:
+    """Runs a partitioner and returns what it printed, as a sentence; raises ``MetisError`` where it fails."""
     timed_out = False
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -53,6 +53,7 @@ def main(folder: Path) -> None:
         vweights=mapped("vwgt.npy") if (folder / "vwgt.npy").exists() else None,
         eweights=mapped("adjwgt.npy") if (folder / "adjwgt.npy").exists() else None,
         recursive=request["recursive"],
+        tpwgts=request.get("shares"),
         options=pymetis.Options(**options),
     )
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
