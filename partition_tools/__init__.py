@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from partition_tools.builder import build as build
     from partition_tools.graph import Graph as Graph
     from partition_tools.graph import Splits as Splits
+    from partition_tools.sources import LoadOptions as LoadOptions
     from partition_tools.sources import load as load
 
 _HOME = {
     "Graph": "graph",
     "Splits": "graph",
+    "LoadOptions": "sources",
     "build": "builder",
     "load": "sources",
     "partition": "assign",

@@ -28,7 +28,7 @@ from partition_tools.estimate import assign_seconds
 from partition_tools.memory import peak_memory, require_memory
 from partition_tools.metis import MetisError
 from partition_tools.page import check_page, write_page
-from partition_tools.prepare import check, parse_fractions, random_split
+from partition_tools.prepare import check_masks, parse_fractions, random_split
 from partition_tools.progress import Stages
 from partition_tools.report import Question
 from partition_tools.runs import read_run, stated_model
@@ -68,7 +68,7 @@ class Build:
             graph = random_split(graph, fractions, self.options.seed)
         memory = require_memory(graph, self.options, refuse=self.memory_check)
         with stages.stage("looking over the graph"):
-            check(graph)
+            check_masks(graph)
             summary = summarise(graph)
         console.print(render(summary))
         console.print(memory)

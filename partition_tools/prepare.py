@@ -19,11 +19,14 @@ _FEATURES = {"x": "node", "edge_x": "edge"}
 
 
 def check(graph: Graph) -> None:
-    """Raise ``ValueError`` for data that would turn a training run into NaN.
+    """Raise ``ValueError`` for data that would turn a training run into NaN: `check_values` and `check_masks`."""
+    check_values(graph)
+    check_masks(graph)
 
-    That is: NaN or infinity in features of nodes or edges, edge weights or targets (a target of NaN means no label),
-    and nodes without a label in a mask.
-    """
+
+def check_values(graph: Graph) -> None:
+    """Raise ``ValueError`` for NaN or infinity in features of nodes or edges or in edge weights, and for infinite
+    targets (NaN means no label)."""
     for field, row in _FEATURES.items():
         found = _not_finite(getattr(graph, field))
         if found is not None:
@@ -41,14 +44,16 @@ def check(graph: Graph) -> None:
                 f"{graph.where('edge_weight')} holds {_no_numbers(bad.size)}; the first is {graph.edge_weight[edge]} "
                 f"of {graph.edge(edge)}; replace them or remove those edges"
             )
-    if graph.y is None:
-        return
-    if graph.task == "regression" and np.isinf(graph.y).any():
+    if graph.y is not None and graph.task == "regression" and np.isinf(graph.y).any():
         node = int(np.argwhere(np.isinf(graph.y))[0, 0])
         raise ValueError(
             f"{graph.where('y')}: the target of {graph.node(node)} is infinite; NaN says that a node has none"
         )
-    if graph.splits is None:
+
+
+def check_masks(graph: Graph) -> None:
+    """Raise ``ValueError`` for nodes without a label in a mask of a graph with labels."""
+    if graph.y is None or graph.splits is None:
         return
     unlabelled = ~graph.labelled
     for part in ("train", "val", "test"):

@@ -14,6 +14,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import partition_tools
 from partition_tools import partition, prepare
 from partition_tools.graph import Graph
 from partition_tools.sources import LoadOptions, load, save_npz
@@ -64,6 +65,15 @@ def test_every_option_has_a_sentence_and_is_off_by_default() -> None:
     assert LoadOptions(features="./degree").features_file == "./degree"
     assert LoadOptions(features="random:8:3").features_made == ("random", 8, 3)
     assert {field.name for field in dataclasses.fields(LoadOptions)} >= {"undirected", "num_nodes", "features", "nan"}
+
+
+def test_options_may_be_keywords(path: Path) -> None:
+    assert load(path, undirected=True).changes == load(path, LoadOptions(undirected=True)).changes
+    with pytest.raises(ValueError, match=r"give options or keywords \(undirected\), not both"):
+        load(path, LoadOptions(), undirected=True)
+    with pytest.raises(ValueError, match="--nan never: expected error, zero, mean"):
+        load(path, nan="never")
+    assert partition_tools.LoadOptions is LoadOptions
 
 
 @pytest.mark.parametrize("options", [{"text_ids": True}, {"header": "no"}])
@@ -415,9 +425,8 @@ def test_errors_name_the_file_and_the_users_ids(tmp_path: Path) -> None:
     (tmp_path / "y.csv").write_text("id,label\na,cat\nc,dog\n")
     (tmp_path / "s.csv").write_text("id,split\nb,train\n")
     labels = str(tmp_path / "y.csv")
-    g = load(tmp_path / "g.csv", LoadOptions(features=str(tmp_path / "x.csv"), labels=labels))
     with pytest.raises(ValueError, match=r"x\.csv holds 1 value that is NaN or infinite, the first at node b"):
-        prepare.check(g)
+        load(tmp_path / "g.csv", features=str(tmp_path / "x.csv"), labels=labels)
     g = load(tmp_path / "g.csv", LoadOptions(labels=labels, splits=str(tmp_path / "s.csv")))
     with pytest.raises(ValueError, match=r"y\.csv: 1 node of the train mask of split 0 has no label .* node b first"):
         prepare.check(g)
@@ -425,6 +434,6 @@ def test_errors_name_the_file_and_the_users_ids(tmp_path: Path) -> None:
         partition(g, 4)
     (tmp_path / "w.csv").write_text("a,b,nan\nb,c,1\n")
     with pytest.raises(ValueError, match=r"w\.csv: edge_weight holds 1 value .*the first is nan of edge 0 \(a -> b\)"):
-        prepare.check(load(tmp_path / "w.csv", LoadOptions(weights=True)))
+        load(tmp_path / "w.csv", weights=True)
     with pytest.raises(ValueError, match=r"g\.csv: y: --random-split splits labelled nodes"):
         prepare.random_split(load(tmp_path / "g.csv"), (0.6, 0.2, 0.2), 1)

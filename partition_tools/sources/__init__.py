@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -60,15 +61,18 @@ def formats() -> tuple[tuple[str, str], ...]:
     return tuple((reader.name, reader.description) for reader in READERS)
 
 
-def load(spec: str | os.PathLike[str], options: LoadOptions | None = None) -> Graph:
+def load(spec: str | os.PathLike[str], options: LoadOptions | None = None, **fields: Any) -> Graph:
     """The graph that ``spec`` names: a path, or ``demo:NAME?key=value&...`` for a generated one.
 
     ``options`` say how it is read and what is done to it, in this order: features, labels and splits are joined, loops
-    dropped, duplicates merged, reverse edges added, features made. Each step is said in ``Graph.changes``. Raises
-    ``ValueError`` for a file that does not exist, cannot be read, has no known format or breaks its own, and for an
-    option that contradicts the file or would have no effect.
+    dropped, duplicates merged, reverse edges added, features made. Each step is said in ``Graph.changes``. Options may
+    be given as keywords instead: ``load("g.csv", undirected=True)``. Raises ``ValueError`` for a file that does not
+    exist, cannot be read, has no known format or breaks its own, for features and weights that are NaN or infinite
+    (unless ``nan`` says what becomes of features), and for an option that contradicts the file or would have no effect.
     """
-    spec, options = str(spec), options or LoadOptions()
+    if options is not None and fields:
+        raise ValueError(f"load: give options or keywords ({', '.join(fields)}), not both")
+    spec, options = str(spec), options or LoadOptions(**fields)
     try:
         request = Request(options=options, tables=tables.Tables.read(options))
         graph = tables.join(replace(_read(spec, request), origin={"": spec}), request.tables)
@@ -85,7 +89,10 @@ def load(spec: str | os.PathLike[str], options: LoadOptions | None = None) -> Gr
         graph = prepare.make_undirected(graph)
     if options.features_made is not None:
         graph = prepare.make_features(graph, *options.features_made)
-    return prepare.fill_features(graph, options.nan) if options.nan != "error" else graph
+    if options.nan != "error":
+        graph = prepare.fill_features(graph, options.nan)
+    prepare.check_values(graph)
+    return graph
 
 
 def _read(spec: str, request: Request) -> Graph:
