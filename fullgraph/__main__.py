@@ -55,22 +55,38 @@ class Train:
     config: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
     run: Annotated[Path | None, tyro.conf.arg(aliases=["--run-dir"])] = None
     """Folder for the results; by default a new one under runs/."""
+    resume: Annotated[str | None, tyro.conf.arg(metavar="latest|PATH")] = None
+    """Go on from the newest checkpoint of --run (of any run of these shards under runs/), or begin where there is none;
+    or from a checkpoint or run folder. Options that are not given are the checkpoint's."""
     ranks: Ranks = None
     """Local ranks to start; by default one a part. Fewer run several parts each."""
+    max_restarts: int = 0
+    """How often to start the local ranks again, from the last checkpoint, when one is killed."""
 
     def main(self) -> int:
+        if self.max_restarts < 0:
+            raise ValueError(f"--max-restarts is {self.max_restarts}; expected 0 or more")
         if not under_torchrun():  # ranks that are there already tell each other what is wrong
             check_training(GraphFacts.of_manifest(read_manifest(self.folder)), self.config)
-            if self.run is not None:
+            if self.run is not None and self.resume is None:
                 check_run_folder(self.run)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
         ended: list[str | None] = []
 
         def work(world: World) -> None:
             from fullgraph.loop import train
 
-            ended.append(train(self.folder, self.config, run=self.run, world=world).summary["stopped_by"])
+            result = train(self.folder, self.config, run=self.run, resume=self.resume, world=world)
+            ended.append(result.summary["stopped_by"])
 
-        code = _on_ranks(self.folder, work, self.ranks, timeout=self.config.timeout, threads=self.config.threads)
+        code = _on_ranks(
+            self.folder,
+            work,
+            self.ranks,
+            restarts=self.max_restarts,
+            timeout=self.config.timeout,
+            threads=self.config.threads,
+        )
         if code == 0 and not under_torchrun() and ended[:1] in (["SIGINT"], ["SIGTERM"]):
             return 128 + signal.Signals[str(ended[0])]  # as the launcher returns for several ranks
         if code and "RANK" not in os.environ:  # all ranks have ended, perhaps while one was saving
@@ -233,6 +249,7 @@ def _on_ranks(
     work: Callable[[World], None],
     ranks: int | None = None,
     *,
+    restarts: int = 0,
     timeout: float = 300.0,
     threads: int | None = None,
 ) -> int:
@@ -240,12 +257,12 @@ def _on_ranks(
     part."""
     from fullgraph.launch import end_with_parent, launch_local
 
-    if not under_torchrun() and ranks != 1:
+    if not under_torchrun() and (ranks != 1 or restarts):
         parts = read_manifest(folder).parts
         if ranks is not None and not 1 <= ranks <= parts:
             raise ValueError(f"--ranks is {ranks}; {folder} holds {parts} parts, so expected 1 to {parts}")
-        if (ranks or parts) > 1:
-            return launch_local(sys.argv[1:], ranks or parts)
+        if (ranks or parts) > 1 or restarts:
+            return launch_local(sys.argv[1:], ranks or parts, restarts)
     if under_torchrun():
         if ranks not in (None, int(os.environ["WORLD_SIZE"])):
             raise ValueError(f"--ranks is {ranks}, but {os.environ['WORLD_SIZE']} were started; leave the option out")
@@ -265,6 +282,20 @@ def _on_ranks(
         show(error)
         return 1
     return 0
+
+
+def _resumed(arguments: list[str]) -> Any:
+    """What the flags start from where the command names a checkpoint to go on from: its options. None for others."""
+    given: dict[str, str] = {}
+    for place, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        given[name] = value if equals else next(iter(arguments[place + 1 :]), "")
+    if arguments[0] != "train" or "--resume" not in given:
+        return None
+    from fullgraph.resume import saved_options
+
+    config = saved_options(given.get("--run") or given.get("--run-dir"), given["--resume"])
+    return None if config is None else Train(folder=tyro.MISSING, config=config)
 
 
 def _fail(message: str) -> None:
@@ -289,7 +320,12 @@ def main() -> None:
     try:
         with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():
             if arguments and arguments[0] in _COMMANDS:
-                command = tyro.cli(_COMMANDS[arguments[0]], prog=f"fullgraph {arguments[0]}", args=arguments[1:])
+                command = tyro.cli(
+                    _COMMANDS[arguments[0]],
+                    prog=f"fullgraph {arguments[0]}",
+                    args=arguments[1:],
+                    default=_resumed(arguments),
+                )
             else:
                 about = "Full-graph GNN training on a partitioned graph."
                 command = tyro.extras.subcommand_cli_from_dict(_COMMANDS, prog="fullgraph", description=about)

@@ -137,6 +137,13 @@ class TrainConfig:
     can be sent; by default rows are cached before dropout and masked where they are used."""
     measure_drift: int | None = None
     """Every so many epochs, fetch the exact rows too and log how far those in use are from them, layer by layer."""
+    checkpoint_every: int | None = None
+    """Save a checkpoint every so many epochs, to go on from with --resume; SIGUSR1 and whatever stops a run early save
+    one, too."""
+    checkpoint_minutes: float | None = None
+    """Save a checkpoint after the first epoch that ends so many minutes after the last one."""
+    keep_checkpoints: int = 2
+    """How many of the last checkpoints to keep, beside the one with the best validation score."""
     profile: bool = False
     """Print, and leave in profile.json, bytes and seconds by layer and direction."""
     memory_check: bool = True
@@ -165,6 +172,10 @@ class TrainConfig:
         must(self.lr > 0 and math.isfinite(self.lr), "lr", "a positive number")
         must(self.weight_decay >= 0 and math.isfinite(self.weight_decay), "weight_decay", "zero or a positive number")
         must(self.time_limit is None or self.time_limit > 0, "time_limit", "a positive number of seconds")
+        must(self.checkpoint_every is None or self.checkpoint_every >= 1, "checkpoint_every", "at least 1 epoch")
+        minutes = self.checkpoint_minutes
+        must(minutes is None or 0 < minutes < math.inf, "checkpoint_minutes", "a positive number of minutes")
+        must(self.keep_checkpoints >= 1, "keep_checkpoints", "at least 1")
         must(self.patience is None or self.patience >= 1, "patience", "at least 1 epoch")
         must(self.clip is None or self.clip > 0, "clip", "a positive norm")
         must(self.split >= 0, "split", "at least 0")

@@ -148,6 +148,7 @@ def config_record(folder: Path, manifest: Manifest, trainer: Trainer) -> dict[st
         "metric": trainer.target.metric,
         "layer0": trainer.part.input.mode,
         "ranks": world.size,
+        "launch": world.launch,
         "device": world.device.type,
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},

@@ -12,11 +12,15 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from fullgraph.world import RESTARTS
 
 _HOST = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
@@ -28,20 +32,39 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def launch_local(arguments: Sequence[str], ranks: int) -> int:
-    """Run ``python -m fullgraph ARGUMENTS`` as ``ranks`` local ranks that meet on the loopback interface.
+def launch_local(arguments: Sequence[str], ranks: int, restarts: int = 0) -> int:
+    """Run ``python -m fullgraph ARGUMENTS`` as ``ranks`` local ranks that meet on the loopback interface, and start
+    all of them again, ``restarts`` times at most, where one is ended by a signal.
 
     Returns the exit code: 0, that of a rank that failed, or 128 + the number of the signal that ended the launcher or
     a rank. The ranks have said what went wrong; nothing is added here but for a rank that died without a word.
     """
     _silence_launcher()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each rank sets its own share of the cores
+    launch = uuid.uuid4().hex
+    try:
+        for start in range(restarts + 1):
+            os.environ[RESTARTS] = str(start)
+            try:
+                return _launch(arguments, ranks, launch)
+            except ChildFailedError as e:
+                codes = {rank: failure.exitcode for rank, failure in e.failures.items()}
+                code = _exit_code(codes)
+                if start == restarts or any(code > 0 for code in codes.values()):  # what a rank says will not pass
+                    return code
+            print(f"fullgraph: start {start + 2} of {restarts + 1}", file=sys.stderr, flush=True)
+    finally:
+        os.environ.pop(RESTARTS, None)
+    raise AssertionError
+
+
+def _launch(arguments: Sequence[str], ranks: int, launch: str) -> int:
     with _signals_restored(), tempfile.TemporaryDirectory(prefix="fullgraph-") as scratch, _store() as port:
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=ranks,
-            run_id=uuid.uuid4().hex,
+            run_id=launch,
             rdzv_backend="static",
             rdzv_endpoint=f"{_HOST}:{port}",
             rdzv_configs={"rank": 0},
@@ -50,13 +73,21 @@ def launch_local(arguments: Sequence[str], ranks: int) -> int:
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
+        signal.signal(signal.SIGUSR1, _pass_on)
         try:
             elastic_launch(config, sys.executable)("-u", "-m", "fullgraph", *arguments)
-        except ChildFailedError as e:
-            return _exit_code({rank: failure.exitcode for rank, failure in e.failures.items()})
         except SignalException as e:
             return 128 + int(e.sigval)
     return 0
+
+
+def _pass_on(number: int, _: FrameType | None) -> None:
+    """Send a signal on to the ranks."""
+    for listed in Path("/proc/self/task").glob("*/children"):
+        for child in listed.read_text().split():
+            with contextlib.suppress(OSError):
+                if b"\0RANK=" in b"\0" + Path(f"/proc/{child}/environ").read_bytes():
+                    os.kill(int(child), number)
 
 
 def _exit_code(codes: dict[int, int]) -> int:
@@ -89,7 +120,7 @@ def _store() -> Iterator[int]:
 @contextlib.contextmanager
 def _signals_restored() -> Iterator[None]:
     """The launcher's signal handlers would outlive it."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
     before = {number: signal.getsignal(number) for number in numbers}
     try:
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import shutil
 import time
 import zipfile
@@ -23,6 +24,8 @@ from rich.text import Text
 from fullgraph.checks import check_run_folder, check_state
 from fullgraph.files import appears_by_rename
 from fullgraph.metrics import Scores
+
+METRICS = "metrics.jsonl"
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -83,8 +86,14 @@ def _remedy(path: Path) -> str:
     return f"{free / 1e6:,.1f} MB are free there: make room, or name another folder with --run"
 
 
-def create_run_folder(path: Path) -> Path:
-    """Make the folder; ``ValueError`` where it already holds a run, or anything else."""
+def create_run_folder(path: Path, *, again: bool = False) -> Path:
+    """Make the folder; ``ValueError`` where it already holds a run, or anything else.
+
+    ``again`` lets a run begin anew that came neither to its end nor to a checkpoint.
+    """
+    begun = {METRICS, "config.json", "checkpoints"}
+    if again and path.is_dir() and {entry.name for entry in path.iterdir() if entry.name[0] != "."} <= begun:
+        return path
     check_run_folder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -96,20 +105,28 @@ def create_run_folder(path: Path) -> Path:
 class RunLog:
     """A context that takes one record an epoch: a line of metrics.jsonl, and the live (or plain) progress line."""
 
-    def __init__(self, folder: Path, epochs: int, metric: str, console: Console) -> None:
+    def __init__(
+        self, folder: Path, epochs: int, metric: str, console: Console, *, done: int = 0, before: bytes = b""
+    ) -> None:
+        """``before`` are the lines of the ``done`` epochs before."""
         self.folder, self.epochs, self.metric, self.console = folder, epochs, metric, console
+        self._done, self._before = done, before
         self._scores: Scores = {}
         self._last_line = -math.inf
 
     def __enter__(self) -> RunLog:
-        self._file = (self.folder / "metrics.jsonl").open("w", buffering=1)
+        if self._done:
+            path = self.folder / METRICS
+            with _told(path), appears_by_rename(path) as temporary:
+                temporary.write_bytes(self._before)
+        self._file = (self.folder / METRICS).open("a" if self._done else "w", buffering=1)
         self._progress = Progress(
             _LiveLine(self.console),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
         )
-        self._task = self._progress.add_task("train", total=self.epochs, facts={})
+        self._task = self._progress.add_task("train", total=self.epochs, completed=self._done, facts={})
         self._progress.start()
         return self
 
@@ -131,6 +148,12 @@ class RunLog:
         if not self.console.is_terminal and (done in (1, self.epochs) or now - self._last_line >= 5.0):
             self._last_line = now
             self.console.print(f"epoch {done}/{self.epochs}  {self.line(record)}", highlight=False, soft_wrap=True)
+
+    def sync(self) -> int:
+        """Put the lines on disk; how many bytes they take."""
+        with _told(Path(self._file.name)):
+            os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
 
     def line(self, record: dict[str, Any]) -> str:
         """The one line a person reads."""

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullgraph.checkpoint import Snapshot
 from fullgraph.checks import GraphFacts, check_training, check_validation
 from fullgraph.config import TrainConfig
 from fullgraph.cost import (
@@ -126,8 +127,8 @@ class Trainer:
             norm = (norm.square() + self.world.gather_vector([own]).sum().to(norm)).sqrt()
         nn.utils.clip_grads_with_norm_(self.learnt, largest, norm)
 
-    def step(self, epoch: int, stop: float = 0) -> tuple[dict[str, Any], float]:
-        """One epoch: (its record for the log, the largest of all ranks' ``stop``: why to stop after it, 0 to go on)."""
+    def step(self, epoch: int, flags: Sequence[float] = ()) -> tuple[dict[str, Any], list[float]]:
+        """One epoch: (its record for the log, the largest of all ranks' value of each of the ``flags``)."""
         start = time.perf_counter()
         meter = self.world.meter
         meter.step = epoch
@@ -135,9 +136,9 @@ class Trainer:
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         share = self.gradients(epoch)
         finite = all(bool(p.grad.isfinite().all()) for p in self.learnt if p.grad is not None)
-        stats = self.world.gather_vector([share, meter.bytes_sent - sent, stop, finite])
+        stats = self.world.gather_vector([share, meter.bytes_sent - sent, finite, *flags])
         loss = float(stats[:, 0].sum())
-        if not math.isfinite(loss) or not stats[:, 3].all():
+        if not math.isfinite(loss) or not stats[:, 2].all():
             why = self._why_not_finite(epoch, loss)
             for buffer, kept in zip(self.model.buffers(), buffers, strict=True):
                 buffer.copy_(kept)
@@ -156,7 +157,7 @@ class Trainer:
         }
         if drift := self.policy.drift():
             record["drift"] = drift
-        return record, float(stats[:, 2].max())
+        return record, stats[:, 3:].amax(0).tolist()
 
     def _why_not_finite(self, epoch: int, loss: float) -> str:
         remedy = f"try a smaller --lr (now {self.config.lr:g}), or --clip 1"
@@ -200,6 +201,49 @@ class Trainer:
         kept = state["state"].get(place, {})
         kept = {name: self._every_row(value) if value.shape == shape else value for name, value in kept.items()}
         return state | {"state": state["state"] | {place: kept}}
+
+    def snapshot(self) -> Snapshot:
+        """Everything that the next step hangs on (a collective where rows are under way)."""
+        optimizer = self.optimizer.state_dict()
+        rows: dict[str, Tensor] = {}
+        if self.table is not None:
+            place, shape = len(self.parameters), self.table.shape
+            kept = optimizer["state"].get(place, {})
+            rows = {f"optimizer.{name}": value for name, value in kept.items() if value.shape == shape}
+            rest = {name: value for name, value in kept.items() if value.shape != shape}
+            optimizer = optimizer | {"state": optimizer["state"] | {place: rest}}
+            rows["features"] = self.table.detach()
+        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        local = {"random": torch.get_rng_state(), "policy": self.policy.state(), "policy_first": self.policy.first}
+        return Snapshot(
+            replicated={"model": self.model.state_dict(), "optimizer": optimizer, "scheduler": scheduler},
+            rows=rows,
+            ids=self.part.whole.owned_global,
+            local=local,
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take what ``snapshot`` gave. Raises ``ValueError`` where it is not that of such a trainer."""
+        state, rows, local = snapshot.replicated, snapshot.rows, snapshot.local
+        try:
+            self.model.load_state_dict(state["model"])
+            optimizer = state["optimizer"]
+            if self.table is not None:
+                place = len(self.parameters)
+                name = "optimizer."
+                kept = {key.removeprefix(name): value for key, value in rows.items() if key.startswith(name)}
+                optimizer = optimizer | {"state": optimizer["state"] | {place: optimizer["state"][place] | kept}}
+                with torch.no_grad():
+                    self.table.copy_(rows["features"])
+            self.optimizer.load_state_dict(optimizer)
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(state["scheduler"])
+            if local:
+                torch.set_rng_state(local["random"])
+                self.policy.load_state(local["policy"])
+                self.policy.first = local["policy_first"]
+        except (RuntimeError, KeyError, TypeError, AttributeError, IndexError) as e:
+            raise ValueError(f"the checkpoint does not fit the model: {e}") from None
 
     def _every_row(self, rows: Tensor) -> Tensor | None:
         return gather_in_order(rows, self.part.whole.owned_global, self.part.num_nodes_global, self.world)
@@ -272,9 +316,17 @@ class Trainer:
         return out
 
 
-def make_trainer(shard: Shard, config: TrainConfig, world: World, model: ModelFactory | None = None) -> Trainer:
+def make_trainer(
+    shard: Shard,
+    config: TrainConfig,
+    world: World,
+    model: ModelFactory | None = None,
+    *,
+    layer0: Layer0 | None = None,
+) -> Trainer:
     """The trainer of this rank's shard, after every check that can be made before the first step (a collective).
 
+    ``layer0`` is what ``--layer0 auto`` chose when the run began, for one that goes on.
     Raises ``RankError`` on all ranks where an option does not fit the shard or two ranks do not fit each other.
     """
     with world.stage("options"):
@@ -310,7 +362,7 @@ def make_trainer(shard: Shard, config: TrainConfig, world: World, model: ModelFa
         part.prepare(net.uses)
         if whole is not None:
             whole.prepare(net.uses)
-    part = part.with_layer0(_choose_layer0(config, net, part))
+    part = part.with_layer0(layer0 if layer0 and config.layer0 == "auto" else _choose_layer0(config, net, part))
     if whole is not None and part.input.mode == "once":
         whole = whole.with_layer0("once")
     trainer = Trainer(config, part, target, net, whole)

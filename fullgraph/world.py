@@ -32,6 +32,8 @@ WHOLE = -1
 """In the place of a layer's number: over all nodes, as in evaluation."""
 SETUP: Tag = (WHOLE, "setup")
 REST: Tag = (WHOLE, "rest")
+RESTARTS = "FULLGRAPH_RESTARTS"
+"""In the environment: how often this package's own launcher has started the ranks again."""
 _ERROR_KEY = "fullgraph/error"
 _LOST_KEY = "fullgraph/lost/{rank}"
 _GATHER_SECONDS = 2.0  # for the ranks that live to say that they lost another
@@ -144,6 +146,10 @@ class World:
     """Most bytes of message rows that a rank sends or receives at a time; larger exchanges go in blocks of columns."""
     timeout: float = 300.0
     """Seconds that a rank waits for another."""
+    restarts: int = 0
+    """How often the launcher has started these ranks again."""
+    launch: str = ""
+    """The launcher's name for all starts of these ranks."""
 
     def exchange(
         self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], tag: Tag = SETUP
@@ -374,12 +380,14 @@ def open_world(
     rank, size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // local_size))
+    restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", "0")) + int(env.get(RESTARTS, "0"))
+    launch = env.get("TORCHELASTIC_RUN_ID", "")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
     if size == 1:
-        yield World(device=device)
+        yield World(device=device, restarts=restarts, launch=launch)
         return
     span = datetime.timedelta(seconds=timeout)
     if size == local_size and (name := loopback()):  # nobody outside this host is expected
@@ -400,7 +408,19 @@ def open_world(
             f"rank {rank} of {size} could not join the others at {where} within {timeout:g} s: {reason}; {remedy}"
         ) from e
     control, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
-    world = World(rank, size, local_rank, local_size, device, control, control, store, timeout=timeout)
+    world = World(
+        rank,
+        size,
+        local_rank,
+        local_size,
+        device,
+        control,
+        control,
+        store,
+        timeout=timeout,
+        restarts=restarts,
+        launch=launch,
+    )
     try:
         own_gpu = gpus >= local_size
         if all(world.gather_json(own_gpu)):

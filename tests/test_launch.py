@@ -127,13 +127,13 @@ def command(rank: int, arguments: list[str], fault: Fault | None = None) -> None
     if fault is not None and rank == fault.rank:
         forward, calls = fullgraph.models.GCNConv.forward, 0
 
-        def faulty(self: Any, x: Any, view: Any) -> Any:
+        def faulty(self: Any, x: Any, view: Any, *rest: Any) -> Any:
             nonlocal calls
             calls += view.training and view.layer == 1
             if calls == fault.epoch and view.training and view.layer == 1:
                 view._enter()
                 fault.happen()
-            return forward(self, x, view)
+            return forward(self, x, view, *rest)
 
         fullgraph.models.GCNConv.forward = faulty  # type: ignore[method-assign]
     sys.argv = ["fullgraph", *arguments]

@@ -76,7 +76,7 @@ def train(world: World, runs: list[tuple[Path, TrainConfig]]) -> list[dict[str, 
         world.meter.bytes_sent = 0
         bounded = World(**{**vars(world), "exchange_bytes": config.exchange_bytes})
         trainer = make_trainer(load_shard(folder, bounded).shard, config, bounded)
-        losses = [trainer.step(step, stop=False)[0]["loss"] for step in range(STEPS)]
+        losses = [trainer.step(step)[0]["loss"] for step in range(STEPS)]
         state = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
         rows = [plan.n_out for plan, _ in trainer.part.training or ()]
         out.append(
