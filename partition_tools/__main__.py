@@ -19,7 +19,7 @@ from tyro.conf import Positional
 
 from fullgraph.cost import Machine
 from fullgraph.wording import counted
-from partition_tools import forms, sources
+from partition_tools import forms, probe, sources
 from partition_tools import report as reports
 from partition_tools.assign import Assignment, AssignOptions, assign
 from partition_tools.builder import build, check_target
@@ -53,6 +53,8 @@ class Build:
     random_split: Annotated[str | None, tyro.conf.arg(metavar="TRAIN/VAL/TEST")] = None
     """Split the labelled nodes at random by --seed, class by class, instead of taking the graph's own splits; a graph
     without any is split 0.6/0.2/0.2."""
+    probe: bool = False
+    """For best and --balance cost: measure this machine's --bandwidth, --latency, --flops and --gather."""
     force: bool = False
     """Replace the build that is in DIR."""
     memory_check: bool = True
@@ -60,6 +62,8 @@ class Build:
 
     def run(self) -> int:
         fractions = parse_fractions(self.random_split or DEFAULT_SPLIT)
+        if self.probe:
+            dataclasses.replace(self.options, bandwidth=1.0)  # refused before any work where it has no effect
         check_target(self.out, force=self.force)
         stages, console = Stages(), _console()
         with stages.stage(f"reading {self.graph}"):
@@ -74,9 +78,13 @@ class Build:
         console.print(memory)
         for warning in warnings(summary):
             console.print(f"warning: {warning}")
+        options = self.options
+        if self.probe:
+            with stages.stage("measuring this machine"):
+                options = dataclasses.replace(options, **dataclasses.asdict(probe.measured()))
         partitioning = f"partitioning into {self.options.parts} parts by {self.options.method}"
         with stages.stage(partitioning, expected=assign_seconds(graph, self.options)):
-            assignment = assign(graph, self.options)
+            assignment = assign(graph, options)
         for note in assignment.notes:
             console.print(f"note: {note}")
         if len(assignment.table) > 1:
@@ -260,21 +268,36 @@ def _next(summary: Summary, out: Path) -> str:
     return f"next: fullgraph train {out}, or partition-tools report {out}"
 
 
+_COLUMNS = {
+    "name": "partition",
+    "scheme": "scheme",
+    "seed": "seed",
+    "cut": "cut",
+    "halo_rows": "halo",
+    "rows": "rows",
+    "max_rows": "most",
+    "step_seconds": "step s",
+    "imbalance": "over",
+    "rounds": "rounds",
+    "kept": "kept",
+}
+
+
 def _candidates(assignment: Assignment) -> Table:
-    """Every partition that was tried, and which was kept."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    names = [field.name for field in dataclasses.fields(assignment.table[0])]
+    """Every partition that was tried, and which was kept; all of it is in the manifest."""
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    names = [name for name in _COLUMNS if hasattr(assignment.table[0], name)]
     for name in names:
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(_COLUMNS[name], justify="left" if name in ("name", "scheme") else "right", no_wrap=True)
     for row in assignment.table:
-        cells = (getattr(row, name) for name in names)
-        table.add_row(
-            *(
-                "yes" if c is True else "" if c is False else f"{c:.4g}" if isinstance(c, float) else str(c)
-                for c in cells
-            )
-        )
+        table.add_row(*(_cell(getattr(row, name)) for name in names))
     return table
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _console() -> Console:

@@ -75,12 +75,16 @@ def build_need(graph: Graph, options: AssignOptions) -> Need:
     edge_x = 0 if graph.edge_x is None else graph.edge_x.dtype.itemsize * int(np.prod(graph.edge_x.shape[1:]))
     row = edge_x + (0 if graph.edge_weight is None else graph.edge_weight.dtype.itemsize)
     partition = 4 * n
-    if options.parts > 1 and options.method in ("metis", "bfs"):
-        entries = e if options.method == "metis" else 2 * e
+    if options.method == "fennel":
+        partition = 8 * e + 24 * n + min(_BLOCKS, 40 * e)
+    elif options.parts > 1 and (options.method in ("metis", "best", "bfs") or options.clusters):
+        entries = e if options.method != "bfs" else 2 * e
         partition = max(
             (_ADJACENCY_EDGE + (16 if options.use_edge_weights else 0)) * e,
             8 * e + _METIS_BASE + _METIS_ENTRY * entries + _METIS_NODE * n,
         )
+        if options.method == "best":  # sorted edges, and covers of what is cut
+            partition += 60 * e
     # Parts differ in edges by what METIS was not asked to balance.
     largest = min(e, math.ceil(1.5 * e / parts)) if parts > 1 else e
     build = (0 if on_disk else _CUT_EDGE * e) + _CUT_NODE * n + (_SHARD_EDGE + 2 * row) * largest

@@ -22,7 +22,7 @@ _CHOICES = {
     "model": ("gcn", "sage", "gin", "gat"),
 }
 _BALANCES = ("nodes", "edges", "train", "cost")
-_STATED = ("model", "layers", "hidden", "bandwidth", "latency", "flops")
+_STATED = ("model", "layers", "hidden", "bandwidth", "latency", "flops", "gather")
 _USED_BY: dict[str, tuple[str, ...]] = {
     "objective": ("metis", "best"),
     "scheme": ("metis",),
@@ -87,6 +87,8 @@ class AssignOptions:
     """Seconds that an exchange takes at least."""
     flops: float = Machine.flops
     """Floating-point operations a second of a rank's matrix products."""
+    gather: float = Machine.gather
+    """Bytes a second of rows that its sparse kernel reads."""
 
     def __post_init__(self) -> None:
         one = (self.balance,) if isinstance(self.balance, str) else tuple(self.balance)
@@ -108,7 +110,7 @@ class AssignOptions:
         self._check_balance()
         if not 0.001 <= self.imbalance <= 1:
             raise ValueError(f"--imbalance {self.imbalance}: expected a fraction from 0.001 to 1, as 0.03 for 3 %")
-        for name in ("timeout", "time_limit", "bandwidth", "flops"):
+        for name in ("timeout", "time_limit", "bandwidth", "flops", "gather"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"--{name.replace('_', '-')} {value}: expected more than 0")
@@ -188,7 +190,7 @@ class AssignOptions:
 
     @property
     def machine(self) -> Machine:
-        return Machine(flops=self.flops, bandwidth=self.bandwidth, latency=self.latency)
+        return Machine(flops=self.flops, gather=self.gather, bandwidth=self.bandwidth, latency=self.latency)
 
 
 def _check_supernode(method: str) -> None:

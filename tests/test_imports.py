@@ -52,7 +52,7 @@ TORCH_LAYERS = (
         "describe",
         "loop",
     ),
-    *("inference", "doctor", "launch", "demo", "__main__"),
+    *("inference", "probe", "doctor", "launch", "demo", "__main__"),
 )
 LAYERS = (*NUMPY_LAYERS, *TORCH_LAYERS)
 
