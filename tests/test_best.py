@@ -158,6 +158,12 @@ def test_moves_that_overfill_are_left_out() -> None:
 # -------------------------------------------------------------------------------------------------------- portfolio
 
 
+@pytest.fixture
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portfolio, "_ROUNDS", (30, 40))
+
+
+@pytest.mark.usefixtures("few_rounds")
 def test_best_costs_least_of_its_table() -> None:
     graph = skewed(train=0.3)
     options = AssignOptions(parts=4, method="best", tries=2)
@@ -173,12 +179,14 @@ def test_best_costs_least_of_its_table() -> None:
     assert np.array_equal(assign(graph, options).part, found.part)
 
 
+@pytest.mark.usefixtures("few_rounds")
 @pytest.mark.parametrize(("n", "parts", "kway"), [(400, 8, True), (390, 8, False)])
 def test_kway_only_where_parts_are_large(n: int, parts: int, kway: bool) -> None:
     table = assign(skewed(n, 4 * n), AssignOptions(parts=parts, method="best", tries=2)).table
     assert any("kway" in row.name for row in table if isinstance(row, Candidate)) == kway
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_what_fails_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kahypar, "installed", lambda: True)
 
