@@ -23,7 +23,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+from torch.distributed.rendezvous import rendezvous
 
 from fullgraph.cost import Ledger, Tag
 from fullgraph.host import loopback
@@ -362,6 +364,14 @@ def _tell_torchrun(message: str) -> None:
         get_error_handler().record_exception(error)
 
 
+def _store_of_start(restarts: int, timeout: datetime.timedelta) -> Store:
+    """The store where the ranks meet. Torchrun keeps one over all its starts, with the addresses of ranks that are
+    gone; so each start has keys of its own."""
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    return PrefixStore(f"start/{restarts}", store)
+
+
 @contextlib.contextmanager
 def open_world(
     timeout: float = 300.0,
@@ -393,7 +403,8 @@ def open_world(
     if size == local_size and (name := loopback()):  # nobody outside this host is expected
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     try:
-        dist.init_process_group("gloo", timeout=span)
+        joined = _store_of_start(restarts, span)
+        dist.init_process_group("gloo", store=joined, rank=rank, world_size=size, timeout=span)
     except Exception as e:
         where = f"{env.get('MASTER_ADDR', '?')}:{env.get('MASTER_PORT', '?')}"
         taken = "EADDRINUSE" in str(e)

@@ -8,11 +8,16 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from rich.console import Console
@@ -514,3 +519,105 @@ def test_a_full_disk_is_one_message_and_the_checkpoint_before_is_good(
     (losses,) = steps_on(ranks, 3, folder / "shards", (None, run, run))
     (whole,) = steps_on(ranks, 3, folder / "shards", (dataclasses.replace(QUICK, epochs=6), tmp_path / "whole", None))
     assert losses == whole
+
+
+# -------------------------------------------------------------------------------------------- signals and new starts
+
+
+def fullgraph(*arguments: str, launch: tuple[str, ...] = ()) -> list[str]:
+    return [sys.executable, "-m", *launch, *(("-m",) if launch else ()), "fullgraph", *arguments]
+
+
+def started(command: list[str], log: Path) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    with log.open("w") as file:
+        return subprocess.Popen(command, stdout=file, stderr=file, text=True, env=environment, cwd=log.parent)
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """In order of rank."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "RANK" in child.environ():
+                found.append((int(child.environ()["RANK"]), child))
+    return [child for _, child in sorted(found, key=lambda item: item[0])]
+
+
+def wait_for(what: Callable[[], Any], process: subprocess.Popen[str], log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not what():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+
+
+FLAGS = ("--model", "gcn", "--hidden", "8", "--epochs", "400", "--eval-every", "50", "--lr", "0.01", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def unbroken(folder: Path) -> list[dict[str, Any]]:
+    """The log of the run of ``FLAGS`` on two ranks, from the start to the end."""
+    log = folder / "unbroken.log"
+    command = fullgraph("train", str(folder / "two"), "--run", str(folder / "unbroken"), *FLAGS)
+    process = started(command, log)
+    assert process.wait(240) == 0, log.read_text()
+    return metrics(folder / "unbroken")
+
+
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
+
+
+@pytest.mark.parametrize("launcher", ["ours", "torchrun"])
+def test_a_killed_rank_is_followed_by_the_rest_of_the_run(
+    folder: Path, tmp_path: Path, unbroken: list[dict[str, Any]], launcher: str
+) -> None:
+    """Under torchrun in a folder that no flag names."""
+    log = tmp_path / "log"
+    arguments = ["train", str(folder / "two"), *FLAGS, "--checkpoint-every", "20"]
+    if launcher == "ours":
+        command = fullgraph(*arguments, "--run", "runs/mine", "--max-restarts", "1")
+    else:
+        command = fullgraph(*arguments, launch=TORCHRUN)
+    process = started(command, log)
+    try:
+        wait_for(lambda: any(tmp_path.glob("runs/*/checkpoints/epoch-*/manifest.json")), process, log)
+        killed = ranks_of(process)[1]
+        killed.kill()
+        assert process.wait(240) == 0, log.read_text()
+    finally:
+        process.kill()
+    text = log.read_text()
+    assert "goes on from runs/" in text
+    (run,) = tmp_path.glob("runs/*")
+    assert metrics(run) == unbroken
+    assert json.loads((run / "summary.json").read_text())["epochs"] == 400
+    if launcher == "ours":
+        assert "fullgraph: error: rank 1 was ended by SIGKILL" in text
+        assert "fullgraph: start 2 of 2" in text
+
+
+def test_a_signal_saves_and_another_saves_and_stops(folder: Path, tmp_path: Path) -> None:
+    log, run = tmp_path / "log", tmp_path / "run"
+    slow = ["--epochs", "100000", "--eval-every", "100000"]
+    process = started(fullgraph("train", str(folder / "two"), *FLAGS, *slow, "--run", str(run)), log)
+    try:
+        wait_for(lambda: (run / "metrics.jsonl").is_file() and len(metrics(run)) > 3, process, log)
+        process.send_signal(signal.SIGUSR1)
+        wait_for(lambda: checkpoints_of(run), process, log)
+        assert process.poll() is None
+        assert len(ranks_of(process)) == 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["stopped_by"] == "SIGTERM"
+    assert epochs_of(run)[0] == summary["epochs"] == len(metrics(run))
+
+    # The flags are the checkpoint's but for those that are given.
+    done = summary["epochs"]
+    more = ["--resume", str(run), "--epochs", str(done + 3), "--ranks", "1"]
+    process = started(fullgraph("train", str(folder / "two"), *more), log)
+    assert process.wait(120) == 0, log.read_text()
+    assert len(metrics(run)) == done + 3
