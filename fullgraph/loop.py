@@ -171,7 +171,7 @@ def _run(
         "total_seconds": time.monotonic() - started,
         "stopped_by": str(failure) if failure else stopped_by,
     }
-    trainer.policy.close()
+    trainer.policy.drain()
     _save(trainer, folder / "best.pt", manifest, course.best_state, epoch=best.epoch)
     optimizer = trainer.optimizer_state()
     _save(trainer, folder / "last.pt", manifest, trainer.state(), epoch=course.done - 1, optimizer=optimizer)

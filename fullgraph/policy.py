@@ -479,13 +479,6 @@ class Policy:
             for flow in self._sites[number].flows:
                 flow.arrive(self.recipe.average)
 
-    def close(self) -> None:
-        """Give up the process groups."""
-        self.drain()
-        if self.apart is not self.world:
-            self.apart.leave()
-            self.apart = self.world
-
     @property
     def nbytes(self) -> int:
         """Memory of the caches."""

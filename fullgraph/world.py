@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import functools
 import json
 import os
 import re
@@ -152,6 +151,8 @@ class World:
     """How often the launcher has started these ranks again."""
     launch: str = ""
     """The launcher's name for all starts of these ranks."""
+    apart_groups: list[dist.ProcessGroup] = field(default_factory=list)
+    """Data and control group of ``apart``, once made; copies of the world share them."""
 
     def exchange(
         self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], tag: Tag = SETUP
@@ -227,19 +228,15 @@ class World:
         return torch.cat([t[:count] for t, count in zip(out, counts, strict=True)])
 
     def apart(self) -> World:
-        """The same ranks over process groups of their own (a collective): what is long under way there keeps nothing
-        here waiting. ``leave`` gives them up."""
-        span = datetime.timedelta(seconds=self.timeout)
-        ranks = dist.get_process_group_ranks(self.control) if self.control is not None else None
-        make = functools.partial(dist.new_group, ranks, timeout=span, use_local_synchronization=True)
-        control = make(backend="gloo")
-        data = control if self.data is self.control else make(backend="nccl")
-        return dataclasses.replace(self, control=control, data=data)
-
-    def leave(self) -> None:
-        """Give up the groups that ``apart`` made."""
-        for group in {id(group): group for group in (self.data, self.control)}.values():
-            dist.destroy_process_group(group)
+        """The same ranks over process groups of their own, made the first time (a collective): what is long under way
+        there keeps nothing here waiting."""
+        if not self.apart_groups:
+            span = datetime.timedelta(seconds=self.timeout)
+            control = dist.new_group(backend="gloo", timeout=span)
+            own = self.data is not self.control
+            self.apart_groups.extend([dist.new_group(backend="nccl", timeout=span) if own else control, control])
+        data, control = self.apart_groups
+        return dataclasses.replace(self, data=data, control=control)
 
     def barrier(self) -> None:
         if self.size > 1:

@@ -8,6 +8,7 @@ function is a top-level one, takes a ``World`` first, and its results come back 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import faulthandler
 import importlib
@@ -170,13 +171,16 @@ def _join(rank: int, most: int, port: int) -> Callable[[int], World]:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=most, timeout=_COLLECTIVE_TIMEOUT)
-    groups = {size: dist.new_group(list(range(size)), timeout=_COLLECTIVE_TIMEOUT) for size in range(2, most + 1)}
+    sizes = range(2, most + 1)
+    groups = {size: dist.new_group(list(range(size)), timeout=_COLLECTIVE_TIMEOUT) for size in sizes}
+    apart = {size: dist.new_group(list(range(size)), timeout=_COLLECTIVE_TIMEOUT) for size in sizes}
 
     def world(size: int) -> World:
         if size == 1:
             return World()
         group = groups[size]
-        return World(rank, size, rank, size, torch.device("cpu"), group, group, store)
+        world = World(rank, size, rank, size, torch.device("cpu"), group, group, store)
+        return dataclasses.replace(world, apart_groups=[apart[size]] * 2)
 
     return world
 
