@@ -32,6 +32,8 @@ def require_room(trainer: Trainer) -> str:
     resident = _resident(world)
     if told is None:
         return "memory: not predicted for a model of one's own"
+    if cached := trainer.cache_bytes():
+        told = told | {"cached message rows": cached}
     more = sum(bytes_ for name, bytes_ in told.items() if name not in _RESIDENT)
     on_gpu = world.device.type == "cuda"
     room = torch.cuda.mem_get_info(world.device)[0] if on_gpu else available_memory()

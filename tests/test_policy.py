@@ -252,13 +252,13 @@ def resumed(world: World, folder: Path, options: dict[str, Any]) -> tuple[list[f
     config = TrainConfig(**CHEAP | options)
     losses = []
     for stop in (False, True):
-        trainer = make_trainer(load_shard(folder, world)[1], config, world)
+        trainer = make_trainer(load_shard(folder, world).shard, config, world)
         mine = []
         for step in range(6):
             if stop and step == 3:
                 kept = trainer.state(), trainer.optimizer.state_dict(), trainer.policy.state()
                 trainer.policy.drain()
-                trainer = make_trainer(load_shard(folder, world)[1], config, world)
+                trainer = make_trainer(load_shard(folder, world).shard, config, world)
                 trainer.model.load_state_dict(kept[0]["model"])
                 trainer.optimizer.load_state_dict(kept[1])
                 trainer.policy.load_state(kept[2])
@@ -277,7 +277,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(ranks: RankPool, shards:
 def mean_of_draws(world: World, folder: Path, options: dict[str, Any], draws: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(mean - exact, standard error of the mean) of the row sums of an aggregate and of its gradient."""
     config = TrainConfig(**CHEAP | options)
-    trainer = make_trainer(load_shard(folder, world)[1], config, world)
+    trainer = make_trainer(load_shard(folder, world).shard, config, world)
     plan = trainer.part.whole
     draw = torch.Generator().manual_seed(world.rank)
     x = torch.randn(plan.n_in, 8, dtype=torch.float64, generator=draw)
@@ -321,7 +321,7 @@ class Mapped(torch.nn.Module):
 def steps_of_own_model(world: World, folder: Path, options: dict[str, Any], raw: bool, dropped: bool) -> str:
     config = TrainConfig(**CHEAP | options)
     factory = functools.partial(Mapped, raw=raw, dropped=dropped)
-    trainer = make_trainer(load_shard(folder, world)[1], config, world, factory)
+    trainer = make_trainer(load_shard(folder, world).shard, config, world, factory)
     try:
         for step in range(3):
             trainer.step(step)
