@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import sys
@@ -236,6 +237,63 @@ class Doctor:
         return 0 if good else 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Train one model under several ways to exchange message rows, and set each beside the exact run."""
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """Folder of shards, made by partition-tools build."""
+    config: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
+    recipes: Path | None = None
+    """TOML file with one table a recipe, of options of fullgraph train; by default a built-in choice."""
+    link: str | None = None
+    """Rate and latency, such as 1gbit,0.2ms, of a link to predict seconds for."""
+    seeds: int = 3
+    """Runs a recipe, from --seed on; the same for all, so that differences are paired."""
+    target: float | None = None
+    """Validation score to reach; by default 0.99 times the exact run's best."""
+    json: bool = False
+    """Print one JSON object."""
+    out: Path | None = None
+    """Folder for compare.json, compare.png and compare.html; needs matplotlib and jinja2."""
+    ranks: Ranks = None
+    """Local ranks to start; by default one a part. Fewer run several parts each."""
+
+    def main(self) -> int:
+        from fullgraph.recipes import Link, recipes
+
+        if self.seeds < 1:
+            raise ValueError(f"--seeds is {self.seeds}; expected at least 1")
+        link = None if self.link is None else Link.parse(self.link)
+        chosen = recipes(self.config, self.recipes)
+        if self.out is not None:
+            from fullgraph.compare_page import check_extra
+
+            check_extra()
+
+        def work(world: World) -> None:
+            from rich.console import Console
+
+            from fullgraph.compare import compare, show_comparison
+            from fullgraph.compare_page import write_comparison
+            from fullgraph.runlog import plain
+
+            progress = Console(stderr=True, quiet=world.rank != 0)
+            found = compare(
+                self.folder, chosen, world, seeds=self.seeds, link=link, target=self.target, console=progress
+            )
+            if world.rank != 0:
+                return
+            if self.out is not None:
+                write_comparison(found, self.out)
+            if self.json:
+                print(json.dumps(plain(found)))
+            else:
+                show_comparison(found, Console(width=max(Console().width, 150)))
+
+        return _on_ranks(self.folder, work, self.ranks, timeout=self.config.timeout, threads=self.config.threads)
+
+
 def _check_run(run: Path, state: str, folder: Path, manifest: Manifest) -> tuple[TrainConfig, dict[str, Any]]:
     """What config.json says, once the run is known to be whole and to fit the graph in ``folder``."""
     config, record = read_config(run)
@@ -302,10 +360,11 @@ def _fail(message: str) -> None:
     print(f"fullgraph: error: {message}", file=sys.stderr, flush=True)
 
 
-_COMMANDS: dict[str, Callable[..., Train | Predict | Evaluate | Demo | Doctor]] = {
+_COMMANDS: dict[str, Callable[..., Train | Predict | Evaluate | Compare | Demo | Doctor]] = {
     "train": Train,
     "predict": Predict,
     "evaluate": Evaluate,
+    "compare": Compare,
     "demo": Demo,
     "doctor": Doctor,
 }

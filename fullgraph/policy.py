@@ -316,7 +316,7 @@ class _Crossing:
 
         used = self._forward(rows)
         every = self.recipe.measure_every
-        if every is not None and self.step % every == 0:
+        if every is not None and (self.step + 1) % every == 0:
             taken = _gathered(used)
             self._measure(taken, _gathered(send_rows(x, route, self.world, (layer, "measured"))))
             used = [(slice(0, self.width), taken)]

@@ -52,6 +52,7 @@ TORCH_LAYERS = (
         "describe",
         "loop",
     ),
+    *("recipes", "compare", "compare_page"),
     *("inference", "probe", "doctor", "launch", "demo", "__main__"),
 )
 LAYERS = (*NUMPY_LAYERS, *TORCH_LAYERS)

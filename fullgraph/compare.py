@@ -1,0 +1,284 @@
+"""``fullgraph compare``: one model trained under several exchange recipes, each measured against the exact run.
+
+Every recipe runs over the same seeds, so that differences are paired. What crosses and what comes out do not depend on
+how fast the ranks are joined; seconds over a link that is not at hand are predicted from what was counted here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from scipy import stats
+
+from fullgraph.config import TrainConfig
+from fullgraph.loading import load_shard
+from fullgraph.metrics import LOWER_IS_BETTER
+from fullgraph.policy import Recipe
+from fullgraph.recipes import EXACT, Link
+from fullgraph.runlog import show
+from fullgraph.shards import Shard
+from fullgraph.stopping import EarlyStopping
+from fullgraph.trainer import make_trainer
+from fullgraph.world import Meter, World
+
+Found = dict[str, Any]
+"""What a recipe, or one run of it, came to: plain values."""
+
+
+def compare(
+    folder: Path,
+    recipes: Mapping[str, TrainConfig],
+    world: World,
+    *,
+    seeds: int,
+    link: Link | None = None,
+    target: float | None = None,
+    console: Console | None = None,
+) -> Found:
+    """Train each recipe over ``seeds`` seeds from its own on and set it beside the first, the exact one (a collective).
+
+    ``target`` is the validation score to reach; by default 99 % of the way of the exact run's best (its mean over
+    seeds).
+    """
+    loaded = load_shard(folder, world)
+    runs: dict[str, list[Found]] = {}
+    for name, config in recipes.items():
+        for number in range(seeds):
+            one = dataclasses.replace(config, seed=config.seed + number)
+            if not Recipe.of(config).exact and one.measure_drift is None:
+                one = dataclasses.replace(one, measure_drift=max(1, one.epochs // 5) | 1)  # odd: every:2
+            runs.setdefault(name, []).append(train_once(loaded.shard, one, world))
+            if console is not None:
+                found = runs[name][-1]
+                score = f"test {show(found['metric'], found['test'])}, {found['seconds']:.3g} s an epoch"
+                console.print(f"{name}, seed {one.seed}: {score}", highlight=False, soft_wrap=True)
+    metric = runs[EXACT][0]["metric"]
+    if target is None:
+        best = statistics.fmean(run["val"] for run in runs[EXACT])
+        target = best / 0.99 if metric in LOWER_IS_BETTER else best * 0.99
+    config = recipes[EXACT]
+    return {
+        "graph": loaded.manifest.graph.get("name"),
+        "build_id": loaded.manifest.build_id,
+        "ranks": world.size,
+        "metric": metric,
+        "target": target,
+        "link": None if link is None else dataclasses.asdict(link),
+        "seeds": [config.seed + number for number in range(seeds)],
+        "config": config.as_dict(),
+        "recipes": [
+            _summary(name, recipes[name], runs[name], runs[EXACT], target, metric, link, world.size) for name in recipes
+        ],
+    }
+
+
+def train_once(shard: Shard, config: TrainConfig, world: World) -> Found:
+    """One run: scores, seconds, and what crossed (a collective)."""
+    world = dataclasses.replace(world, meter=Meter())
+    trainer = make_trainer(shard, config, world)
+    metric, early = trainer.target.metric, EarlyStopping(trainer.target.metric, None)
+    records, curve, drift, exchanges = [], [], [], 0
+    for epoch in range(config.epochs):
+        before = {tag: sum(line) for tag, line in world.meter.ledger.items()}
+        record, _ = trainer.step(epoch)
+        records.append(record)
+        moved = [tag for tag, line in world.meter.ledger.items() if sum(line) > before.get(tag, 0)]
+        exchanges += sum(tag[1] in ("forward", "backward") for tag in moved)
+        if "drift" in record:
+            drift.append(record["drift"])
+        scores = None
+        if epoch == config.epochs - 1 or (epoch + 1) % config.eval_every == 0:
+            scores = trainer.evaluate()
+            early.improves(epoch, scores)
+            curve.append([epoch, scores.get("val", {}).get(metric), scores.get("test", {}).get(metric)])
+        trainer.advance(scores)
+    trainer.policy.drain()
+    if early.best is None:
+        raise ValueError("compare needs validation nodes: it takes the epoch that is best by them")
+    steady = [record for record in records[1:] if "drift" not in record] or records
+    work = statistics.median(record["seconds"] - record["comm_seconds"] for record in steady)
+    lines = {tag: line for tag, line in world.meter.ledger.items() if tag[1] in ("forward", "backward")}
+    names = sorted({tuple(tag) for each in world.gather_json(list(lines)) for tag in each})
+    matrix = world.gather_vector([float(n) for tag in names for n in lines.get(tag, [0] * world.size)])
+    busiest = 0.0
+    for traffic in matrix.reshape(world.size, len(names), world.size).unbind(1):
+        busiest += float(torch.stack([traffic.sum(1), traffic.sum(0)]).max())
+    facts = world.gather_vector([work, statistics.median(r["comm_seconds"] for r in steady), exchanges])
+    best = early.best
+    return {
+        "seed": config.seed,
+        "metric": metric,
+        "best_epoch": best.epoch,
+        "val": best.scores["val"][metric],
+        "test": best.scores.get("test", best.scores["val"])[metric],
+        "curve": curve,
+        "losses": [record["loss"] for record in records],
+        "seconds": statistics.median(record["seconds"] for record in steady),
+        "compute_seconds": float(facts[:, 0].max()),
+        "exposed_seconds": float(facts[:, 1].max()),
+        "bytes": sum(record["bytes_sent"] for record in records) / len(records),
+        "busiest_bytes": busiest / len(records),
+        "exchanges": float(facts[:, 2].max()) / len(records),
+        "weight_bytes": sum(p.numel() * p.element_size() for p in trainer.parameters),
+        "cache_bytes": trainer.cache_bytes(),
+        "drift": drift,
+    }
+
+
+def link_seconds(run: Found, link: Link, ranks: int, *, pipelined: bool) -> tuple[float, float]:
+    """Predicted (seconds an epoch, seconds of it that the network is waited for) over a link.
+
+    Of each exchange the busiest rank's bytes in or out pass at the link's rate, after its latency; nothing is taken to
+    hide, except that rows sent a step late hide under the whole compute. The gradients are summed in a ring.
+    """
+    if ranks == 1:
+        return run["compute_seconds"], 0.0
+    rows = run["busiest_bytes"] / link.bandwidth + run["exchanges"] * link.latency
+    if pipelined:
+        rows = max(0.0, rows - run["compute_seconds"])
+    ring = 2 * (ranks - 1)
+    exposed = rows + ring * (run["weight_bytes"] / ranks / link.bandwidth + link.latency) + link.latency
+    return run["compute_seconds"] + exposed, exposed
+
+
+def interval(values: Sequence[float]) -> float | None:
+    """Half the width of the 95 % interval of the mean by Student's t; None for one value."""
+    if len(values) < 2:
+        return None
+    half: float = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return half
+
+
+def _summary(
+    name: str,
+    config: TrainConfig,
+    runs: list[Found],
+    exact: list[Found],
+    target: float,
+    metric: str,
+    link: Link | None,
+    ranks: int,
+) -> Found:
+    scores = [run["test"] for run in runs]
+    differences = [run["test"] - other["test"] for run, other in zip(runs, exact, strict=True)]
+    epochs = [_epochs_to(run["curve"], target, metric) for run in runs]
+    reached = [each for each in epochs if each is not None]
+    seconds = statistics.median(run["seconds"] for run in runs)
+    out: Found = {
+        "name": name,
+        "changes": {k: v for k, v in config.as_dict().items() if v != getattr(TrainConfig, k) and k in _EXCHANGE},
+        "score": statistics.fmean(scores),
+        "score_interval": interval(scores),
+        "difference": statistics.fmean(differences),
+        "difference_interval": interval(differences),
+        "bytes": statistics.fmean(run["bytes"] for run in runs),
+        "seconds": seconds,
+        "compute_seconds": statistics.median(run["compute_seconds"] for run in runs),
+        "exposed_seconds": statistics.median(run["exposed_seconds"] for run in runs),
+        "reached": len(reached),
+        "epochs_to_target": statistics.fmean(reached) if reached else None,
+        "seconds_to_target": statistics.fmean(reached) * seconds if reached else None,
+        "cache_bytes": runs[0]["cache_bytes"],
+        "drift": _mean_drift(runs),
+        "runs": runs,
+    }
+    if link is not None:
+        predicted = [link_seconds(run, link, ranks, pipelined=config.refresh == "pipelined") for run in runs]
+        out["link_seconds"] = statistics.median(each for each, _ in predicted)
+        out["link_exposed_seconds"] = statistics.median(each for _, each in predicted)
+        out["link_seconds_to_target"] = statistics.fmean(reached) * out["link_seconds"] if reached else None
+    return out
+
+
+_EXCHANGE = (
+    *("refresh", "stagger", "stale_grad", "pipeline_average", "codec", "boundary_sample", "exact_after"),
+    *("cache_bfloat16", "freeze_masks"),
+)
+
+
+def _epochs_to(curve: Sequence[Sequence[float]], target: float, metric: str) -> int | None:
+    for epoch, val, _ in curve:
+        if val is not None and (val <= target if metric in LOWER_IS_BETTER else val >= target):
+            return int(epoch) + 1
+    return None
+
+
+def _mean_drift(runs: Sequence[Found]) -> list[Found]:
+    """By layer, means over measured epochs and seeds."""
+    by_layer: dict[int, list[Found]] = {}
+    for run in runs:
+        for measured in run["drift"]:
+            for line in measured:
+                by_layer.setdefault(int(line["layer"]), []).append(line)
+    return [
+        {"layer": layer} | {key: float(np.mean([line[key] for line in lines])) for key in ("relative_error", "cosine")}
+        for layer, lines in sorted(by_layer.items())
+    ]
+
+
+def show_comparison(found: Found, console: Console) -> None:
+    """Print it as a table, the exact run first."""
+    metric, link = found["metric"], found["link"]
+    percent = metric not in ("mae", "loss")
+    unit, scale = ("points", 100.0) if percent else ("", 1.0)
+    seeds = len(found["seeds"])
+    console.print(
+        f"{found['graph']} on {found['ranks']} ranks, {found['config']['model']}, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}, {found['config']['epochs']} epochs; test {metric} of the "
+        "epoch best by validation",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("recipe")
+    heads = [metric, f"against exact, {unit}".rstrip(", "), "MB/epoch", "s/epoch", "waited s", "s to target", "drift"]
+    if link is not None:
+        heads += [f"s/epoch {link['name']}*", "waited s*", "s to target*"]
+    for head in heads:
+        table.add_column(head, justify="right")
+    for line in found["recipes"]:
+        drift = max((layer["relative_error"] for layer in line["drift"]), default=None)
+        cells = [
+            _with_interval(scale * line["score"], line["score_interval"], scale, "%.2f"),
+            ""
+            if line["name"] == EXACT
+            else _with_interval(scale * line["difference"], line["difference_interval"], scale, "%+.2f"),
+            f"{line['bytes'] / 1e6:.3g}",
+            f"{line['seconds']:.3g}",
+            f"{line['exposed_seconds']:.3g}",
+            _seconds(line["seconds_to_target"], line["reached"], seeds),
+            "" if drift is None else f"{drift:.2g}",
+        ]
+        if link is not None:
+            cells += [
+                f"{line['link_seconds']:.3g}",
+                f"{line['link_exposed_seconds']:.3g}",
+                _seconds(line["link_seconds_to_target"], line["reached"], seeds),
+            ]
+        table.add_row(line["name"], *cells)
+    console.print(table)
+    notes = [
+        f"target: validation {metric} {show(metric, found['target'])}; drift: relative error of the rows in use, in "
+        "the layer where it is largest; ± 95 % over seeds."
+    ]
+    if link is not None:
+        notes.append("* predicted from bytes and compute counted here, not measured over such a link.")
+    console.print("\n".join(notes), style="dim", highlight=False, soft_wrap=True)
+
+
+def _with_interval(value: float, half: float | None, scale: float, form: str) -> str:
+    return form % value + ("" if half is None else f" ± {scale * half:.2f}")
+
+
+def _seconds(value: float | None, reached: int, seeds: int) -> str:
+    if value is None:
+        return "not reached"
+    return f"{value:.3g}" + ("" if reached == seeds else f" ({reached} of {seeds})")
