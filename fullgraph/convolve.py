@@ -85,7 +85,7 @@ class _GraphLinear(torch.autograd.Function):
         ctx.has_bias = bias is not None
         width = weight.shape[0]
         step = _block_rows(x, width)
-        y = x.new_empty(plan.local.shape[0], width)
+        y = world.buffers.empty(plan.local.shape[0], width, x)
         finish_ = _finisher(around.after, bias, width)
         receive, route = plan.receive, plan.route
         if route is None and width == x.shape[1]:
@@ -96,7 +96,7 @@ class _GraphLinear(torch.autograd.Function):
                     out.addmm_(x[block], root.t())
                 finish_(out, block.start)
             return y
-        z = torch.mm(x, weight.t())
+        z = torch.mm(x, weight.t(), out=world.buffers.empty(x.shape[0], width, x))
         arriving: Arrivals | None = None
         if route is not None:
             arriving = send_rows(z, route, world, tag) if carrier is None else carrier.send(z, route)
@@ -125,7 +125,8 @@ class _GraphLinear(torch.autograd.Function):
         back = plan.local.transposed[0]
         ctx.world.meter.enter(ctx.tag)
         receive, route = plan.receive, plan.route
-        found = _Gradients(x, weight, root, ctx.around.before, wanted=ctx.needs_input_grad[0])
+        out = ctx.world.buffers.empty(*x.shape, x) if ctx.needs_input_grad[0] else None
+        found = _Gradients(x, weight, root, ctx.around.before, out)
         blocks = back.blocks(_block_rows(x, max(x.shape[1], grad.shape[1])))
         if route is None or receive is None:
             for block, rows in blocks:
@@ -135,7 +136,9 @@ class _GraphLinear(torch.autograd.Function):
             arriving = return_rows(lambda: spmm_transposed(receive, grad), route, ctx.world, ctx.tag, ctx.carrier)
             for block, _ in blocks:
                 found.add_root(block, grad[block])
-            dz = spmm(back, grad)
+            dz = ctx.world.buffers.empty(back.shape[0], grad.shape[1], grad)
+            for block, rows in blocks:
+                dz[block] = spmm(rows, grad)
             add_returned_(dz, arriving, route)
             for block, _ in blocks:
                 found.add(block, dz[block])
@@ -147,13 +150,13 @@ class _Gradients:
     """Gradients of a layer's input and maps, gathered block by block of the input's rows."""
 
     def __init__(
-        self, x: Tensor, weight: Tensor, root: Tensor | None, before: ReluDropout | None, *, wanted: bool
+        self, x: Tensor, weight: Tensor, root: Tensor | None, before: ReluDropout | None, out: Tensor | None
     ) -> None:
         self._x, self._before = x, before
         scale = 1.0 if before is None else before.scale  # the maps carry it
         self._map = weight * scale
         self._root_map = None if root is None else root * scale
-        self.x = torch.empty_like(x) if wanted else None
+        self.x = out
         self.weight = torch.zeros_like(weight)
         self.root = None if root is None else torch.zeros_like(root)
 
@@ -193,12 +196,13 @@ class _Linear(torch.autograd.Function):
         q: Tensor | None,
         root: Tensor | None,
         bias: Tensor | None,
+        world: World,
         after: ReluDropout | None,
     ) -> Tensor:
         ctx.save_for_backward(p, weight, q, root)
         ctx.has_bias = bias is not None
         width = weight.shape[0]
-        y = p.new_empty(p.shape[0], width)
+        y = world.buffers.empty(p.shape[0], width, p)
         finish_ = _finisher(after, bias, width)
         for block in _rows(p.shape[0], _block_rows(p, width)):
             out = torch.mm(p[block], weight.t(), out=y[block])
@@ -219,6 +223,7 @@ class _Linear(torch.autograd.Function):
             grad_q,
             None if q is None or root is None else torch.mm(grad.t(), q),
             grad.sum(0) if ctx.has_bias else None,
+            None,
             None,
         )
 
@@ -245,7 +250,9 @@ def pair_linear(
     q: Tensor | None,
     root: Tensor | None,
     bias: Tensor | None,
+    *,
+    world: World,
     after: ReluDropout | None = None,
 ) -> Tensor:
     """``after(p weight^T + q root^T + bias)`` [n, D_out] for p [n, D_in] and q [n, D_in]."""
-    return _Linear.apply(p, weight, q, root, bias, after)  # type: ignore[no-any-return, no-untyped-call]
+    return _Linear.apply(p, weight, q, root, bias, world, after)  # type: ignore[no-any-return, no-untyped-call]

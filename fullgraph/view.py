@@ -283,7 +283,7 @@ class LayerView:
             x = derive(x, around.before)
             aggregated = propagate(rows, plan, world=world, tag=tag, carrier=self._carrier())
         own = None if root is None else self.own(x)
-        return pair_linear(aggregated, weight, own, root, bias, around.after)
+        return pair_linear(aggregated, weight, own, root, bias, world=world, after=around.after)
 
     def _aggregated_once(self, x: Tensor, norm: Norm) -> Tensor | None:
         """``norm(A) x`` [n_out, F] where that was formed at start and ``x`` are the features as they stand."""

@@ -26,6 +26,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.distributed.rendezvous import rendezvous
 
+from fullgraph.buffers import Buffers
 from fullgraph.cost import Ledger, Tag
 from fullgraph.host import loopback
 
@@ -143,6 +144,8 @@ class World:
     control: dist.ProcessGroup | None = None
     store: Any = None
     meter: Meter = field(default_factory=Meter)
+    buffers: Buffers = field(default_factory=Buffers)
+    """Where this rank's large rows lie."""
     exchange_bytes: int = 1 << 30
     """Most bytes of message rows that a rank sends or receives at a time; larger exchanges go in blocks of columns."""
     timeout: float = 300.0
@@ -167,7 +170,7 @@ class World:
             return Pending(rows.new_empty(sum(recv_counts), 0), None, rows.device, self.meter, tag, rows)
         start = time.perf_counter()
         device, (rows, group) = rows.device, self._carrier(rows)
-        received = rows.new_empty(sum(recv_counts), rows.shape[1])
+        received = self.buffers.empty(sum(recv_counts), rows.shape[1], rows)
         work = dist.all_to_all_single(received, rows, list(recv_counts), list(send_counts), group=group, async_op=True)
         row_bytes = rows.shape[1] * rows.element_size()
         self.meter.sent(tag, [0 if r == self.rank else c * row_bytes for r, c in enumerate(send_counts)])
