@@ -17,6 +17,7 @@ FULLGRAPH, PARTITION_TOOLS = ROOT / "fullgraph", ROOT / "partition_tools"
 NUMPY_LAYERS = ("wording", "host", "files", "hdf5", "shards", "merge", "cut", "config", "checks", "cost", "step")
 TORCH_LAYERS = (
     *(
+        "buffers",
         "world",
         "dropout",
         "gather",
