@@ -19,6 +19,7 @@ from fullgraph.loading import Placement
 from fullgraph.policy import Recipe
 from fullgraph.runlog import METRICS
 from fullgraph.shards import Manifest
+from fullgraph.wording import counted
 from fullgraph.world import RankError, World
 
 LATEST = "latest"
@@ -106,7 +107,9 @@ def _go_on(
     notes = [*skipped, f"goes on from {checkpoint.folder}, after epoch {facts.epoch}"]
     before = len(set(facts.ranks))
     if before != world.size:
-        notes.append(f"{world.size} ranks now, {before} before: losses are the same but for the order of summation")
+        same = "losses are the same but for the order of summation"
+        effect = same if Recipe.of(config).exact else "an approximate exchange approximates other rows"
+        notes.append(f"{counted(world.size, 'rank')} now, {before} before: {effect}")
     if manifest.build_id != facts.build_id:
         notes.append(f"the shards are another build of the same graph ({manifest.build_id})")
     if world.size > 1 and not Recipe.of(config).exact and not checkpoint.fits(placement, manifest.build_id):

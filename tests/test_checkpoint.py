@@ -227,7 +227,7 @@ def test_what_is_not_as_it_was_is_said(ranks: RankPool, folder: Path, tmp_path: 
     for text in (same, fewer):
         assert f"goes on from {checkpoint(run)}, after epoch {AT}" in text
     assert "one exact pass fills them anew" not in same
-    assert "2 ranks now, 3 before: losses are the same but for the order of summation" in fewer
+    assert "2 ranks now, 3 before: an approximate exchange approximates other rows" in fewer
     assert "caches of message rows are of other parts: one exact pass fills them anew" in fewer
 
 
