@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fullgraph.cost import Crossing, InputShape, Layer0, Machine, crossings, layer0_seconds
+from fullgraph.cost import (
+    Crossing,
+    InputShape,
+    Layer0,
+    LayerRows,
+    Machine,
+    RankRows,
+    crossings,
+    layer0_seconds,
+)
 from fullgraph.cut import LayerCounts
 
 
@@ -61,6 +70,28 @@ class StepCost:
     def seconds(self) -> float:
         """All parts wait for each other in every layer, so the slowest counts."""
         return float((self.compute + self.exchange).max(axis=1).sum())
+
+
+def rank_rows(counts: Sequence[LayerCounts], shape: ModelShape, whole: LayerCounts, part: int, **rest: Any) -> RankRows:
+    """Counts of the rank of one part; ``whole`` are those of a layer that is not pruned, ``rest`` further fields."""
+    sent = [shape.rows_sent(count) for count in counts]
+    return RankRows(
+        owned=int(whole.rows[part]),
+        halo=int(whole.halo[:, part].sum()),
+        edges=int(whole.edges[part]),
+        layers=tuple(
+            LayerRows(
+                n_in=int(count.inputs[part]),
+                n_out=int(count.rows[part]),
+                edges=int(count.edges[part]),
+                halo=int(count.halo[:, part].sum()),
+                sent=int(rows[part].sum()),
+                received=int(rows[:, part].sum()),
+            )
+            for count, rows in zip(counts, sent, strict=True)
+        ),
+        **rest,
+    )
 
 
 def step_cost(

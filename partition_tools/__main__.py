@@ -1,4 +1,4 @@
-"""The command line: ``partition-tools build | verify | report | compare | formats``."""
+"""The command line: ``partition-tools build | verify | report | compare | estimate | formats``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tyro.conf import Positional
 
 from fullgraph.cost import Machine
 from fullgraph.wording import counted
+from partition_tools import estimate as estimates
 from partition_tools import forms, probe, sources
 from partition_tools import report as reports
 from partition_tools.assign import Assignment, AssignOptions, assign
@@ -212,6 +213,58 @@ class Compare(_Asked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Tell time and memory of a build and of each rank's training, before either; nothing is written."""
+
+    graph: Annotated[Positional[str], tyro.conf.arg(metavar="GRAPH")]
+    """Graph file or folder, or demo:NAME."""
+    parts: int
+    """Number of parts."""
+    load: Annotated[sources.LoadOptions, tyro.conf.arg(name="")]
+    method: str = AssignOptions.method
+    """Who assigns the nodes: a --method of build."""
+    seed: int = AssignOptions.seed
+    """Its seed."""
+    model: Literal["gcn", "sage", "gin", "gat"] = "sage"
+    """Model to be trained."""
+    layers: int = 2
+    """Its layers."""
+    hidden: int = 128
+    """Width of its hidden layers."""
+    norm: Literal["none", "layer", "batch"] = "none"
+    """Its normalisation; batch keeps every node."""
+    machine: Annotated[Machine, tyro.conf.arg(name="")] = field(default_factory=Machine)
+    json: bool = False
+    """Print one JSON object."""
+
+    def run(self) -> int:
+        given = {"model": self.model, "layers": self.layers, "hidden": self.hidden, "norm": self.norm}
+        config, stages, console = stated_model(given, ()), Stages(), _console()
+        decides: dict[str, Any] = (
+            {} if self.method != "best" else {"model": self.model, "layers": self.layers, "hidden": self.hidden}
+        )
+        options = AssignOptions(parts=self.parts, method=self.method, seed=self.seed, **decides)
+        with stages.stage(f"reading {self.graph}"):
+            graph = sources.load(self.graph, self.load)
+        if graph.splits is None and graph.labelled.any():
+            graph = random_split(graph, parse_fractions(DEFAULT_SPLIT), self.seed)
+        memory = require_memory(graph, options)
+        with stages.stage("looking over the graph"):
+            summary = summarise(graph)
+        partitioning = f"partitioning into {self.parts} parts by {self.method}"
+        with stages.stage(partitioning, expected=assign_seconds(graph, options)):
+            assignment = assign(graph, options)
+        with stages.stage("counting"):
+            found = estimates.estimate(graph, summary, assignment, options, config, self.machine)
+        if self.json:
+            print(estimates.to_json(found, stages.seconds[partitioning]))
+            return 0
+        console.print(f"build: {memory}")
+        estimates.show(found, stages.seconds[partitioning], config, console)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Formats:
     """List the graph formats that can be read."""
 
@@ -228,6 +281,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "verify": Verify,
     "report": Report,
     "compare": Compare,
+    "estimate": Estimate,
     "formats": Formats,
 }
 

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullgraph.config import TrainConfig
-from fullgraph.cost import Layer0, LayerRows, Machine, RankRows, memory_by_tensor
+from fullgraph.cost import Layer0, Machine, memory_by_tensor
 from fullgraph.cut import CutCounts, LayerCounts, cut_counts, cut_counts_of_shards, label_reach, layer_counts
 from fullgraph.shards import Manifest, Shard, read_manifest, read_shard, stored_features
-from fullgraph.step import ModelShape, StepCost, step_cost
+from fullgraph.step import ModelShape, StepCost, rank_rows, step_cost
 from partition_tools.runs import Measured, Run
 
 NO_BETTER = 0.95
@@ -441,22 +441,11 @@ def _memory(
     config = build.question.config
     out = []
     for q in range(parts):
-        sent = [shape.rows_sent(count) for count in layers]
-        rank = RankRows(
-            owned=int(whole.rows[q]),
-            halo=int(whole.halo[:, q].sum()),
-            edges=int(whole.edges[q]),
-            layers=tuple(
-                LayerRows(
-                    n_in=int(count.inputs[q]),
-                    n_out=int(count.rows[q]),
-                    edges=int(count.edges[q]),
-                    halo=int(count.halo[:, q].sum()),
-                    sent=int(rows[q].sum()),
-                    received=int(rows[:, q].sum()),
-                )
-                for count, rows in zip(layers, sent, strict=True)
-            ),
+        rank = rank_rows(
+            layers,
+            shape,
+            whole,
+            q,
             train=int(train[q]),
             # Values are taken to be spread as nodes are.
             stored_features=round(sum(values) * int(whole.rows[q]) / build.nodes) if shape.sparse_input else None,
