@@ -34,7 +34,7 @@ _BYTE = 1.5e-9
 """a byte of features to look over and deal out,"""
 _PART = 0.03
 """and a shard."""
-PROCESS_BYTES = 330 << 20
+PROCESS_BYTES = 360 << 20
 """Memory of a rank's process before it has loaded anything: Python, torch and what they bring."""
 
 
