@@ -1,4 +1,4 @@
-"""Where each kind of trouble that people have with graph files, partitions and answers is held by a test.
+"""Where each kind of trouble that people have with graph files, partitions, ranks and answers is held by a test.
 
 The table is for a reader who asks whether a kind is covered. The tests it names are looked up, so it stays true.
 """
@@ -95,8 +95,88 @@ ANSWERS = {
     "examples that do not run": ("test_readme", "test_the_steps_from_python_run"),
 }
 
+RANKS = {
+    "losses that hang on the number of ranks": ("test_exactness", "test_training_equals_one_process"),
+    "options in which they do": ("test_exactness", "test_options_that_change_the_model"),
+    "graphs whose cut is not symmetric": ("test_exactness", "test_any_multigraph_in_any_parts"),
+    "gradients of exchanged rows": ("test_exactness", "test_backward_is_the_transpose"),
+    "a mean of means": ("test_metrics", "test_loss_over_weight_is_torchs_mean"),
+    "a rank without training nodes": ("test_metrics", "test_a_rank_without_nodes_adds_nothing_and_has_a_gradient"),
+    "a kernel that sums to zero": ("test_doctor", "test_a_kernel_that_gives_zeros_for_large_sums_is_named"),
+    "more ranks than parts": ("test_merge", "test_more_ranks_than_parts_is_one_message"),
+    "shards of two builds": ("test_train", "test_ranks_that_read_different_builds"),
+    "halo lists that do not fit": ("test_train", "test_halo_lists_that_do_not_fit"),
+    "a rank that sees no folder": ("test_train", "test_one_rank_that_does_not_see_the_folder"),
+    "ranks started with other options": ("test_train", "test_ranks_that_were_started_differently"),
+    "weights that differ between ranks": ("test_train", "test_weights_that_differ_are_refused"),
+    "masks that hang on the rank": ("test_dropout", "test_mask_depends_on_the_ids_and_not_on_their_order_or_company"),
+    "numbers that are not finite": ("test_train", "test_a_loss_that_is_not_finite_stops_all_ranks_and_keeps_the_best"),
+    "memory that is not there": ("test_room", "test_a_run_that_does_not_fit_is_refused_with_numbers_and_remedies"),
+    "parts that only some hosts have": ("test_merge", "test_parts_go_to_the_ranks_that_can_read_them"),
+    "one process, with a launcher and without": ("test_launch", "test_one_rank_under_a_launcher_is_one_process"),
+}
 
-@pytest.mark.parametrize("kinds", [PARTITION, DATA, ANSWERS], ids=["partition", "data", "answers"])
+COLLECTIVES = {
+    "ranks that send nothing, uneven counts": ("test_world", "test_exchange_brings_every_row_to_its_place"),
+    "rows without columns": ("test_world", "test_rows_of_no_columns_do_not_travel"),
+    "exchanges that are too large at once": ("test_world", "test_blocks_of_columns_equal_one_block"),
+    "views that are no block of memory": ("test_world", "test_sums_of_views_leave_the_rest_alone"),
+    "types of numbers": ("test_world", "test_exchange_brings_every_row_to_its_place"),
+    "a rank that raises": ("test_launch", "test_an_error_on_one_rank_ends_all_with_its_message_once"),
+    "a rank that dies": ("test_launch", "test_a_rank_that_dies_is_named_by_one_of_the_others"),
+    "a rank that hangs": ("test_launch", "test_a_rank_that_does_not_answer_is_named_after_the_timeout"),
+    "ranks that never come": ("test_launch", "test_ranks_that_do_not_come_are_waited_for_as_long_as_asked"),
+    "a port in use, a name that does not resolve": ("test_faults", "test_every_fault"),
+    "sockets open to others": ("test_launch", "test_ctrl_c_ends_ranks_that_meet_on_loopback_with_a_summary"),
+    "threads that a launcher takes away": ("test_launch", "test_threads_are_the_cores_over_the_local_ranks"),
+    "states that need unpickling": ("test_runlog", "test_state_is_tensors_and_plain_values"),
+}
+
+FILES = {
+    "locks that a file system refuses": ("test_shards", "test_a_lock_on_a_shard_does_not_keep_readers_out"),
+    "locks that the environment forces": (
+        "test_doctor",
+        "test_forced_locks_are_named_where_a_shard_cannot_be_read",
+    ),
+    "handles that stay open": ("test_shards", "test_reading_leaves_nothing_open"),
+    "a writer that is killed": ("test_build", "test_a_killed_build_leaves_nothing_that_loads"),
+    "a copy that was cut": ("test_faults", "test_a_shard_cut_short_anywhere_is_named"),
+    "a flipped byte": ("test_faults", "test_a_flipped_byte_in_each_dataset_is_named"),
+    "a state that is cut or flipped": ("test_faults", "test_a_state_that_is_cut_short_or_flipped_is_named"),
+    "text that is not ASCII": ("test_shards", "test_a_shard_reads_with_plain_h5py"),
+    "filters, chunks and links": ("test_shards", "test_damage_that_a_checksum_does_not_show_is_named"),
+    "another version of the format": ("test_shards", "test_damage_that_a_checksum_does_not_show_is_named"),
+    "the first version of the format": ("test_shards", "test_version_1_of_the_format_is_still_read"),
+    "a disk that fills up": ("test_faults", "test_every_fault"),
+    "a build replaced under its readers": ("test_faults", "test_a_build_is_replaced_under_readers"),
+    "hostile files of any format": ("test_fuzz", "test_a_damaged_file_is_refused_or_read"),
+}
+
+HISTORIES = {
+    "rows that are not where they should be": (
+        "test_history",
+        "test_what_was_pushed_is_pulled_by_index_and_has_its_age",
+    ),
+    "rows that were never filled": ("test_history", "test_a_store_is_never_read_before_it_is_filled"),
+    "bytes that are not as stated": ("test_codec", "test_a_row_takes_the_bytes_that_were_stated"),
+    "settings that should change nothing": (
+        "test_policy",
+        "test_trivial_settings_are_the_exact_run_bit_for_bit",
+    ),
+}
+
+TABLES = {
+    "partition": PARTITION,
+    "data": DATA,
+    "answers": ANSWERS,
+    "ranks": RANKS,
+    "collectives": COLLECTIVES,
+    "files": FILES,
+    "histories": HISTORIES,
+}
+
+
+@pytest.mark.parametrize("kinds", TABLES.values(), ids=TABLES)
 def test_every_kind_has_its_test(kinds: dict[str, tuple[str, str]]) -> None:
     for kind, (module, test) in kinds.items():
         tree = ast.parse((Path(__file__).parent / f"{module}.py").read_text())

@@ -23,13 +23,16 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from rich.console import Console
 
 import fullgraph.__main__
 import fullgraph.launch
 import fullgraph.models
 import fullgraph.world
+from fullgraph.config import TrainConfig
 from fullgraph.host import under_torchrun
 from fullgraph.launch import launch_local
+from fullgraph.loop import train
 from fullgraph.world import World, open_world
 from partition_tools.builder import build
 from tests.builds import assignment
@@ -280,6 +283,26 @@ def test_ranks_that_do_not_come_are_waited_for_as_long_as_asked(monkeypatch: pyt
     with pytest.raises(ValueError, match=re.escape(text) + ".*; check that all ranks were started"):
         open_world(timeout=0.5, threads=torch.get_num_threads()).__enter__()
     assert not dist.is_initialized()
+
+
+def test_one_rank_under_a_launcher_is_one_process(
+    start: Callable[..., Job], shards: dict[int, Path], tmp_path: Path
+) -> None:
+    flags = ["--model", "gcn", "--hidden", "8", "--epochs", "4", "--threads", "1", "--run"]
+    job = start(1, command, ["train", str(shards[1]), *flags, str(tmp_path / "launched")])
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        train(
+            shards[1], TrainConfig(model="gcn", hidden=8, epochs=4), run=tmp_path / "alone", console=Console(quiet=True)
+        )
+    finally:
+        torch.set_num_threads(before)
+    assert job.codes() == [0], job.text(0, "err")
+    lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("launched", "alone")]
+    losses = [[json.loads(line)["loss"] for line in run] for run in lines]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 4
 
 
 class Store:
