@@ -251,6 +251,21 @@ def straggler(place: Place) -> Outcome:
     )
 
 
+def restarted(place: Place) -> Outcome:
+    """A rank is killed, and all go on from the last checkpoint with no hand on it."""
+    run, mark = place.fresh("run"), place.folder / "mark"
+    mark.unlink(missing_ok=True)
+    fault = {"stage": "forward", "kind": "kill", "rank": 1, "mark": str(mark)}
+    return watch(
+        "SIGKILL: rank 1 at forward, with --max-restarts 1",
+        train(place.shards, run, "--epochs", "6", "--checkpoint-every", "1", "--max-restarts", "1"),
+        looked_at=(place.shards, run),
+        env=_faulty(fault),
+        mark=mark,
+        ends="goes on",
+    )
+
+
 def launcher_killed(place: Place) -> Outcome:
     run = place.fresh("run")
 
@@ -486,6 +501,7 @@ SCENARIOS: dict[str, Scenario] = {
     "memory 1 at forward": _staged("forward", "memory", 1),
     "memory 0 at load": _staged("load", "memory", 0),
     "straggler": straggler,
+    "restarted": restarted,
     "launcher": launcher_killed,
     "disk full: shards": disk_full_while_building,
     "disk full: logs": disk_full_while_logging,

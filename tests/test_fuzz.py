@@ -15,8 +15,12 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from rich.console import Console
 
+from fullgraph.checkpoint import checkpoints_of, read_checkpoint
+from fullgraph.config import TrainConfig
 from fullgraph.inference import read_config
+from fullgraph.loop import train
 from fullgraph.runlog import read_state, write_state
 from fullgraph.shards import MANIFEST, Shard, part_name, read_manifest, read_shard
 from partition_tools.assign import read_parts
@@ -177,6 +181,22 @@ def _write_state(folder: Path) -> list[Path]:
     return [folder / "best.pt"]
 
 
+def _checkpoint(folder: Path) -> Path:
+    (found,) = checkpoints_of(folder / "run")
+    return found
+
+
+def _train(folder: Path) -> list[Path]:
+    build(rich_graph(nodes=12, edges=30, y=np.arange(12) % 4), assignment([0] * 12, 1), folder / "s")
+    config = TrainConfig(model="gcn", hidden=4, epochs=1, checkpoint_every=1, eval_every=5)
+    train(folder / "s", config, run=folder / "run", console=Console(quiet=True))
+    return [_checkpoint(folder) / MANIFEST]
+
+
+def _train_for_state(folder: Path) -> list[Path]:
+    return [path.with_name("replicated.pt") for path in _train(folder)]
+
+
 def _write_parts(name: str) -> Any:
     def make(folder: Path) -> list[Path]:
         part = np.array([0, 1, 2, 0, 1, 2])
@@ -196,6 +216,10 @@ OWN: dict[str, Target] = {
     ),
     "config": Target(_write_config, read_config),
     "state": Target(_write_state, lambda folder: read_state(folder / "best.pt")),
+    "checkpoint": Target(_train, lambda folder: read_checkpoint(_checkpoint(folder))),
+    "checkpoint's state": Target(
+        _train_for_state, lambda folder: read_checkpoint(_checkpoint(folder))._load("replicated.pt")
+    ),
     "parts npy": _write_parts("part.npy"),
     "parts text": _write_parts("part.txt"),
     "resealed shards": Target(_build, _both, reseal=lambda folder: refresh_manifest(folder / "s")),
