@@ -26,7 +26,7 @@ _BLOCKS = 128 << 20
 """Bytes of the blocks of edges that are looked at together, with what is made of them."""
 _ADJACENCY_EDGE = 28
 """Bytes an edge while the symmetric adjacency is made: keys, and those of both directions."""
-_METIS_ENTRY, _METIS_NODE = 104, 200
+_METIS_ENTRY, _METIS_NODE = 136, 200
 """Bytes of METIS's process an adjacency entry and a node, as measured: its copies of the graph at every level."""
 _METIS_BASE = 60 << 20
 _CUT_EDGE, _CUT_NODE = 4, 61
