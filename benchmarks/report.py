@@ -51,10 +51,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (aligned[0], rule, *aligned[1:]))
 
 
-def deliver(name: str, markdown: str, record: dict[str, Any], *, as_json: bool, save: bool) -> None:
-    """Print a result as Markdown or JSON; ``save`` also leaves both as ``results/DATE-NAME.md`` and ``.json``."""
+def deliver(
+    name: str, markdown: str, record: dict[str, Any], *, as_json: bool, save: bool, lines: bool = False
+) -> None:
+    """Print a result as Markdown or JSON; ``save`` also leaves both as ``results/DATE-NAME.md`` and ``.json``.
+
+    With ``lines``, JSON is printed as one object a line for each of ``record["results"]``.
+    """
     text = json.dumps(record, indent=1)
-    print(text if as_json else markdown)
+    as_lines = "\n".join(json.dumps(result) for result in record["results"]) if lines else text
+    print(as_lines if as_json else markdown)
     if save:
         stem = RESULTS / f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}-{name}"
         RESULTS.mkdir(exist_ok=True)
