@@ -26,6 +26,7 @@ from fullgraph.checks import (
     check_run_folder,
     check_same_classes,
     check_split,
+    check_split_named,
     check_state,
     check_target,
     check_training,
@@ -68,15 +69,19 @@ class Train:
         if self.max_restarts < 0:
             raise ValueError(f"--max-restarts is {self.max_restarts}; expected 0 or more")
         if not under_torchrun():  # ranks that are there already tell each other what is wrong
-            check_training(GraphFacts.of_manifest(read_manifest(self.folder)), self.config)
+            facts = GraphFacts.of_manifest(read_manifest(self.folder))
+            check_training(facts, self.config)
             if self.run is not None and self.resume is None:
                 check_run_folder(self.run)
+            check_split_named(facts, self.config.split)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
         ended: list[str | None] = []
 
         def work(world: World) -> None:
             from fullgraph.loop import train
 
+            with world.stage("options"):
+                check_split_named(GraphFacts.of_manifest(read_manifest(self.folder)), self.config.split)
             result = train(self.folder, self.config, run=self.run, resume=self.resume, world=world)
             ended.append(result.summary["stopped_by"])
 
@@ -167,7 +172,7 @@ class Evaluate:
             config, record = _check_run(self.run, self.state, folder, manifest)
             facts = GraphFacts.of_manifest(manifest)
             check_target(facts, config.task, config.metric)
-            check_split(facts, config.split if self.split is None else self.split)
+            check_split(facts, config.split_index if self.split is None else self.split)
             check_same_classes(self.run, folder, record, manifest.graph)
             check_confusion(self.confusion, record["task"])
 
@@ -394,6 +399,11 @@ def main() -> None:
         code = 2
     except KeyboardInterrupt:
         code = 130
+    if code == 0 and "RANK" in os.environ:
+        # Threads of the process group may outlive it, and would abort a rank that has done all it had to.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     sys.exit(code)
 
 

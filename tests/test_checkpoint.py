@@ -552,7 +552,10 @@ def wait_for(what: Callable[[], Any], process: subprocess.Popen[str], log: Path)
         time.sleep(0.02)
 
 
-FLAGS = ("--model", "gcn", "--hidden", "8", "--epochs", "400", "--eval-every", "50", "--lr", "0.01", "--threads", "1")
+FLAGS = (
+    *("--model", "gcn", "--hidden", "8", "--epochs", "400", "--eval-every", "50", "--lr", "0.01", "--threads", "1"),
+    *("--split", "0"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -84,6 +84,7 @@ def command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
         ("train no-train", "split 0 of graph any has no training nodes; take another --split, or build it again"),
         ("train no-val --patience 3", "--patience 3 needs validation nodes, and split 0 has none; leave it out"),
         ("train no-val --scheduler plateau", "--scheduler plateau needs validation nodes"),
+        ("train whole", "graph any has 2 splits; say which one to train on: --split 0 to 1"),
         ("train whole --split 2", "--split 2: graph any has 2 splits; expected 0 to 1"),
         ("train whole --metric mae", "--metric mae does not fit a single-label task"),
         ("train whole --metric roc_auc", "--metric roc_auc needs 2 classes"),

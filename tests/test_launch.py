@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import multiprocessing
@@ -19,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -36,9 +38,12 @@ from fullgraph.loop import train
 from fullgraph.world import World, open_world
 from partition_tools.builder import build
 from tests.builds import assignment
-from tests.graphs import at_random, random_graph
+from tests.graphs import at_random, random_graph, random_splits
 
-GRAPH = random_graph("any", nodes=60, undirected=True, edges=120, features=8, seed=22)
+GRAPH = dataclasses.replace(
+    random_graph("any", nodes=60, undirected=True, edges=120, features=8, seed=22),
+    splits=random_splits(np.random.default_rng(22), 60, count=1),
+)
 PATIENCE = 240.0
 """Seconds for what takes a few, on a machine that has other things to do."""
 LONG = ("--epochs", "1000000", "--eval-every", "1000000", "--hidden", "8")
