@@ -189,6 +189,7 @@ def test_kway_only_where_parts_are_large(n: int, parts: int, kway: bool) -> None
 @pytest.mark.usefixtures("few_rounds")
 def test_what_fails_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kahypar, "installed", lambda: True)
+    monkeypatch.setattr(kahypar, "versions", lambda: {"mtkahypar": "0"})
 
     def fail(*_: Any, **__: Any) -> None:
         raise MetisError("it failed")
