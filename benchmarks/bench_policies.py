@@ -1,7 +1,7 @@
 """What each exchange policy costs in accuracy and saves in time, beside the exact run, on P = 4 ranks.
 
 Accuracy over paired seeds at loopback speed; then seconds an epoch of steady epochs over shaped links: two network
-namespaces of two ranks each, joined by veth and shaped by ``tc tbf``, where this process is root and has iproute2.
+namespaces of two ranks each, their link shaped by ``tc tbf``, where this process is root and has iproute2.
 Otherwise seconds are those that ``fullgraph compare --link`` predicts, and are marked so. Time to accuracy is the
 product of epochs to the target and seconds an epoch. The reference for a shaped link is compute alone: the exact
 epoch at loopback without what it waits for.
@@ -10,24 +10,23 @@ epoch at loopback without what it waits for.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.network import LINK, address, network, why_not
 from benchmarks.report import deliver, machine, machine_line, say, table
 from partition_tools import build, load, partition
 from partition_tools.prepare import make_undirected, random_split
 
 PARTS = 4
-LINKS = ("1gbit", "100mbit")
+LINKS = {"1gbit": 1000.0, "100mbit": 100.0}
+"""Megabits a second."""
 STEADY = 10
 RECIPES = """
 [pipelined]
@@ -80,53 +79,16 @@ def local(command: list[str], link: str | None = None) -> dict[str, Any]:
     return found
 
 
-@contextlib.contextmanager
-def shaped(link: str) -> Iterator[list[str]]:
-    """Two namespaces joined by a link of this rate; gives their names. They are removed at the end."""
-    names = [f"fg{os.getpid()}a", f"fg{os.getpid()}b"]
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True)
-
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", "fg0", "netns", names[0], "type", "veth", "peer", "name", "fg0", "netns", names[1])
-        for number, name in enumerate(names):
-            ip("-n", name, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "fg0")
-            ip("-n", name, "link", "set", "fg0", "mtu", "9000", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-            shape = [
-                "tc",
-                "qdisc",
-                "add",
-                "dev",
-                "fg0",
-                "root",
-                "tbf",
-                "rate",
-                link,
-                "burst",
-                "4mb",
-                "latency",
-                "100ms",
-            ]
-            subprocess.run(["ip", "netns", "exec", name, *shape], check=True, capture_output=True)
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-
-
 def over(link: str, command: list[str]) -> dict[str, Any]:
     """The comparison with two ranks in each of two namespaces."""
-    with shaped(link) as names:
+    with network(2) as hosts:
+        hosts.shape(LINKS[link])
         ranks = []
-        for number, name in enumerate(names):
-            launch = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
-            launch += ["--node-rank", str(number), "--nproc-per-node", str(PARTS // 2), "--master-addr", "10.77.0.1"]
+        for number in range(2):
+            launch = [*hosts.within(number), sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
+            launch += ["--node-rank", str(number), "--nproc-per-node", str(PARTS // 2), "--master-addr", address(0)]
             launch += ["--master-port", "29577", "-m", "fullgraph", *command]
-            env = os.environ | {"GLOO_SOCKET_IFNAME": "fg0", "OMP_NUM_THREADS": "1"}
+            env = os.environ | {"GLOO_SOCKET_IFNAME": LINK, "OMP_NUM_THREADS": "1"}
             ranks.append(subprocess.Popen(launch, stdout=subprocess.PIPE, text=True, env=env))
         printed, _ = ranks[0].communicate()
         codes = [rank.wait() for rank in ranks]
@@ -134,10 +96,6 @@ def over(link: str, command: list[str]) -> dict[str, Any]:
             raise RuntimeError(f"a comparison over {link} ended with {codes}")
     found: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return found
-
-
-def can_shape() -> bool:
-    return hasattr(os, "geteuid") and os.geteuid() == 0 and all(shutil.which(name) for name in ("ip", "tc"))
 
 
 def main() -> None:
@@ -155,7 +113,7 @@ def main() -> None:
     epochs, seeds = (200, 10) if args.full else (2, 1) if args.quick else (args.epochs, args.seeds)
     chosen = {"communities": ("demo:communities?nodes=2000", "--model gcn --hidden 16")} if args.quick else {}
     chosen |= {} if args.quick else {name: GRAPHS[name] for name in args.graphs}
-    facts, found, shaping = machine(), [], can_shape()
+    facts, found, shaping = machine(), [], why_not() is None
     with tempfile.TemporaryDirectory(prefix="policies-") as scratch:
         recipes = Path(scratch) / "recipes.toml"
         recipes.write_text(RECIPES)
