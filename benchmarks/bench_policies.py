@@ -136,8 +136,8 @@ def main() -> None:
     deliver("policies", text, {"machine": facts, "results": found}, as_json=args.json, save=args.save)
 
 
-_NOTE = """Accuracy: test, at the epoch best by validation; against exact: mean of the paired differences in points, with
-its 95 % interval by Student's t. A policy is known to lose at most 0.3 points only where the whole interval lies
+_NOTE = """Accuracy: test, at the epoch best by validation; against exact: mean of the paired differences in points,
+with its 95 % interval by Student's t. A policy is known to lose at most 0.3 points only where the whole interval lies
 above -0.3. Compute is the slowest rank's, at loopback, outside collectives."""
 
 
