@@ -327,8 +327,7 @@ def train_pyg(study: Study, graph: Graph) -> list[Outcome]:
     for config in configs(study, graph):
         torch.manual_seed(config.seed)
         masks = [
-            torch.from_numpy(getattr(graph.splits, name)[config.split_index].copy())
-            for name in ("train", "val", "test")
+            torch.from_numpy(getattr(graph.splits, name)[config.split].copy()) for name in ("train", "val", "test")
         ]
         model = PyGModel(config, x.shape[1], int(y.max()) + 1)
         optimizer = torch.optim.Adam(model.parameters(), config.lr, weight_decay=config.weight_decay)

@@ -8,8 +8,9 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
@@ -37,6 +38,8 @@ from fullgraph.files import remove_left_behind
 from fullgraph.host import under_torchrun
 from fullgraph.shards import Manifest, read_manifest
 from fullgraph.wording import counted
+
+_LINGER_SECONDS = 10.0
 
 Ranks = Annotated[int | None, tyro.conf.arg(metavar="W")]
 
@@ -68,12 +71,13 @@ class Train:
     def main(self) -> int:
         if self.max_restarts < 0:
             raise ValueError(f"--max-restarts is {self.max_restarts}; expected 0 or more")
+        named = not {"--split", "--resume"}.isdisjoint(_given(sys.argv[2:]))
         if not under_torchrun():  # ranks that are there already tell each other what is wrong
             facts = GraphFacts.of_manifest(read_manifest(self.folder))
             check_training(facts, self.config)
             if self.run is not None and self.resume is None:
                 check_run_folder(self.run)
-            check_split_named(facts, self.config.split)
+            check_split_named(facts, named)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
         ended: list[str | None] = []
 
@@ -81,7 +85,7 @@ class Train:
             from fullgraph.loop import train
 
             with world.stage("options"):
-                check_split_named(GraphFacts.of_manifest(read_manifest(self.folder)), self.config.split)
+                check_split_named(GraphFacts.of_manifest(read_manifest(self.folder)), named)
             result = train(self.folder, self.config, run=self.run, resume=self.resume, world=world)
             ended.append(result.summary["stopped_by"])
 
@@ -172,7 +176,7 @@ class Evaluate:
             config, record = _check_run(self.run, self.state, folder, manifest)
             facts = GraphFacts.of_manifest(manifest)
             check_target(facts, config.task, config.metric)
-            check_split(facts, config.split_index if self.split is None else self.split)
+            check_split(facts, config.split if self.split is None else self.split)
             check_same_classes(self.run, folder, record, manifest.graph)
             check_confusion(self.confusion, record["task"])
 
@@ -347,12 +351,18 @@ def _on_ranks(
     return 0
 
 
-def _resumed(arguments: list[str]) -> Any:
-    """What the flags start from where the command names a checkpoint to go on from: its options. None for others."""
+def _given(arguments: list[str]) -> dict[str, str]:
+    """The flags on the command line, each with the word after it."""
     given: dict[str, str] = {}
     for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         given[name] = value if equals else next(iter(arguments[place + 1 :]), "")
+    return given
+
+
+def _resumed(arguments: list[str]) -> Any:
+    """What the flags start from where the command names a checkpoint to go on from: its options. None for others."""
+    given = _given(arguments)
     if arguments[0] != "train" or "--resume" not in given:
         return None
     from fullgraph.resume import saved_options
@@ -375,14 +385,27 @@ _COMMANDS: dict[str, Callable[..., Train | Predict | Evaluate | Compare | Demo |
 }
 
 
+@contextlib.contextmanager
+def _rank_0_speaks() -> Iterator[None]:
+    """Of P equal messages about a flag one is enough; rank 0 must have said it before a launcher hears of the end of
+    another rank, and ends all."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    except SystemExit as end:
+        if end.code:
+            time.sleep(_LINGER_SECONDS)
+        raise
+
+
 def main() -> None:
     """Console entry point."""
     if "RANK" in os.environ:  # at Ctrl-C the launcher's other ranks need not say the same
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     arguments = sys.argv[1:]
-    quiet = int(os.environ.get("RANK", "0")) > 0  # of P equal messages about a flag one is enough
+    quiet = int(os.environ.get("RANK", "0")) > 0
     try:
-        with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():
+        with _rank_0_speaks() if quiet else contextlib.nullcontext():
             if arguments and arguments[0] in _COMMANDS:
                 command = tyro.cli(
                     _COMMANDS[arguments[0]],

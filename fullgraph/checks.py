@@ -75,20 +75,20 @@ class GraphFacts:
 def check_training(facts: GraphFacts, config: TrainConfig) -> None:
     """Training with these options on this graph is possible as far as its facts tell."""
     check_target(facts, config.task, config.metric, config.class_weights == "balanced")
-    check_split(facts, config.split_index)
+    check_split(facts, config.split)
     check_features(facts, config)
     if not facts.split_counts:
         return
-    nodes = facts.split_counts[config.split_index]
+    nodes = facts.split_counts[config.split]
     if not nodes.get("train"):
-        raise ValueError(no_training_nodes(facts, config.split_index))
+        raise ValueError(no_training_nodes(facts, config.split))
     if not nodes.get("val"):
         check_validation(config)
 
 
-def check_split_named(facts: GraphFacts, split: int | None) -> None:
+def check_split_named(facts: GraphFacts, named: bool) -> None:
     """Of several splits the command line must name the one to train on."""
-    if split is None and facts.num_splits > 1:
+    if not named and facts.num_splits > 1:
         raise ValueError(
             f"graph {facts.name} has {facts.num_splits} splits; say which one to train on: --split 0 to "
             f"{facts.num_splits - 1}"
@@ -104,7 +104,7 @@ def check_validation(config: TrainConfig) -> None:
     """No option needs validation nodes, of which the split has none."""
     if config.patience is not None or config.scheduler == "plateau":
         flag = f"--patience {config.patience}" if config.patience is not None else "--scheduler plateau"
-        raise ValueError(f"{flag} needs validation nodes, and split {config.split_index} has none; leave it out")
+        raise ValueError(f"{flag} needs validation nodes, and split {config.split} has none; leave it out")
 
 
 def check_split(facts: GraphFacts, split: int) -> None:

@@ -95,9 +95,8 @@ class TrainConfig:
     """Weight of a class in the loss: 1, or N_train / (classes * its training nodes)."""
     clip: float | None = None
     """Scale gradients down to this global norm."""
-    split: int | None = None
-    """Which of the graph's splits to train on; the first by default, but on the command line named where there are
-    several."""
+    split: int = 0
+    """Which of the graph's splits to train on; the command line must name it where there are several."""
     inductive: bool = False
     """Train on the subgraph of the training nodes, with its degrees; evaluate on the whole graph."""
     edge_features: bool = True
@@ -179,7 +178,7 @@ class TrainConfig:
         must(self.keep_checkpoints >= 1, "keep_checkpoints", "at least 1")
         must(self.patience is None or self.patience >= 1, "patience", "at least 1 epoch")
         must(self.clip is None or self.clip > 0, "clip", "a positive norm")
-        must(self.split is None or self.split >= 0, "split", "at least 0")
+        must(self.split >= 0, "split", "at least 0")
         must(0 <= self.seed < 2**63, "seed", "an integer in [0, 2^63)")
         refresh = Refresh.parse(self.refresh)
         must(not self.stagger or refresh.kind == "every", "stagger", "every:R for --refresh with it")
@@ -203,11 +202,6 @@ class TrainConfig:
         must(0 < self.timeout < math.inf, "timeout", "a positive number of seconds")
         if self.model == "gat" and self.hidden % self.heads:
             raise ValueError(f"--hidden {self.hidden} does not divide into --heads {self.heads}; take a multiple")
-
-    @property
-    def split_index(self) -> int:
-        """The split that is meant: the first, where none is named."""
-        return self.split or 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for config.json and checkpoints."""

@@ -51,7 +51,7 @@ def _narrowed(trainer: Trainer, facts: dict[str, Any]) -> list[str]:
 def _choice(trainer: Trainer, manifest: Manifest) -> str:
     """Which epoch's weights are kept as the best, and of several splits which is trained on."""
     splits = manifest.graph.get("num_splits", 1)
-    split = f"; split {trainer.config.split_index} of {splits} (--split)" if splits > 1 else ""
+    split = f"; split {trainer.config.split} of {splits} (--split)" if splits > 1 else ""
     if trainer.num_validation:
         return f"best epoch by validation {trainer.target.metric}{split}"
     return f"no validation nodes, so the last epoch counts as the best{split}"

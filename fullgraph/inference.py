@@ -321,7 +321,7 @@ def evaluate(
     world = world or World()
     if split is None:
         with world.stage("run"):
-            split = read_config(Path(run))[0].split_index
+            split = read_config(Path(run))[0].split
     trained = load_trained(run, folder, world, state=state, split=split)
     shard, config, part = trained.shard, trained.config, trained.part
     with world.stage("options"):

@@ -85,7 +85,7 @@ class Trainer:
         counts = [target.weight(self.y_train), float(self.whole.masks["val"].sum())]
         self.total_weight, self.num_validation = self.world.gather_vector(counts).sum(0).tolist()
         if self.total_weight == 0:
-            raise RankError(f"load: split {config.split_index} has no training nodes; take another, or build it again")
+            raise RankError(f"load: split {config.split} has no training nodes; take another, or build it again")
         with self.world.stage("options"):
             if self.num_validation == 0:
                 check_validation(config)
@@ -342,7 +342,7 @@ def make_trainer(
     put = functools.partial(
         make_part,
         world=world,
-        split=config.split_index,
+        split=config.split,
         dtype=getattr(torch, config.dtype),
         feature_norm=config.feature_norm,
         kind=config.plan,
@@ -354,7 +354,7 @@ def make_trainer(
     whole = None
     if config.inductive:
         whole = put(shard, prune=False)
-        shard = induced_shard(shard, shard.train[config.split_index], world)
+        shard = induced_shard(shard, shard.train[config.split], world)
     part = put(shard, prune=config.prune)
     if config.class_weights == "balanced":
         target = balance_classes(target, part)

@@ -104,7 +104,7 @@ def training(
 ) -> tuple[tuple[RankEstimate, ...], float]:
     """Each rank's share, and the seconds of a step, of training ``config``'s model under an assignment."""
     part, parts = assignment.part, assignment.parts
-    train = np.zeros(graph.num_nodes, np.bool_) if graph.splits is None else graph.splits.train[config.split_index]
+    train = np.zeros(graph.num_nodes, np.bool_) if graph.splits is None else graph.splits.train[config.split]
     blocks = [(graph.src, graph.dst)]
     reach = label_reach(blocks, train, config.layers) if config.prune else None
     whole_layers = config.layers - 1 if config.norm == "batch" else 0

@@ -261,7 +261,7 @@ class _Build:
 
     def _shards(self) -> Iterator[Shard]:
         """All shards without features."""
-        split = self.question.config.split_index
+        split = self.question.config.split
         for q in range(self.manifest.parts):
             shard = self._read(q)
             self.part[shard.owned_global] = q

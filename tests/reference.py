@@ -301,7 +301,7 @@ def train(graph: Graph, config: TrainConfig, initial: dict[str, Tensor], steps: 
         learnt["features"] = whole.x
     optimizer = _optimizer(config, learnt.values())
     masks = {
-        name: torch.as_tensor(mask[config.split_index])
+        name: torch.as_tensor(mask[config.split])
         for name, mask in (("train", graph.splits.train), ("val", graph.splits.val), ("test", graph.splits.test))
     }
     class_weight = _balanced(y[masks["train"]], outputs, dtype) if config.class_weights == "balanced" else None
