@@ -200,7 +200,7 @@ class _Linear(torch.autograd.Function):
         after: ReluDropout | None,
     ) -> Tensor:
         ctx.save_for_backward(p, weight, q, root)
-        ctx.has_bias = bias is not None
+        ctx.has_bias, ctx.buffers = bias is not None, world.buffers
         width = weight.shape[0]
         y = world.buffers.empty(p.shape[0], width, p)
         finish_ = _finisher(after, bias, width)
@@ -215,8 +215,10 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         p, weight, q, root = ctx.saved_tensors
-        grad_p = torch.mm(grad, weight) if ctx.needs_input_grad[0] else None
-        grad_q = torch.mm(grad, root) if q is not None and ctx.needs_input_grad[2] else None
+        empty = ctx.buffers.empty
+        grad_p = torch.mm(grad, weight, out=empty(*p.shape, grad)) if ctx.needs_input_grad[0] else None
+        wanted = q is not None and ctx.needs_input_grad[2]
+        grad_q = torch.mm(grad, root, out=empty(*q.shape, grad)) if wanted else None
         return (
             grad_p,
             torch.mm(grad.t(), p),

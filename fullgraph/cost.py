@@ -332,11 +332,11 @@ def _attention_layer(
     w = b * heads if last else b
     entries = (rows.edges + rows.n_out) * heads
     known, n_in, n_out = (rows.n_in + rows.halo) * size, rows.n_in * size, rows.n_out * size
-    kept["attention"] = 2 * known * w + entries * (size + 1 + bool(config.dropout))
+    kept["attention"] = known * w + entries * (size + 1 + bool(config.dropout))
     if not last:
         kept["output"] = n_out * w
-    forward = max(n_in * w + known * w, 2 * entries * size + 2 * n_out * w)
-    backward = 2 * n_out * w + known * w + 3 * entries * size
+    forward = n_out * w
+    backward = n_out * w + known * w + entries * size
     if needs_grad:
         backward = max(backward, known * w + n_in * w + n_in * a)
     exchange = 0 if here else (rows.sent + rows.received) * w * size

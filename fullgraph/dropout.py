@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fullgraph.buffers import Buffers
+
 _GOLDEN = -7046029254386353131  # 2^64 / phi
 _MIX1 = -4658895280553007687  # splitmix64
 _MIX2 = -7723592293110705685
@@ -150,14 +152,20 @@ class _Dropout(torch.autograd.Function):
     """The mask is drawn anew in backward: that costs less than the memory it would fill."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ids: Tensor, p: float, key: MaskKey) -> Tensor:
-        ctx.ids, ctx.p, ctx.key = ids, p, key
-        return _drop(x, torch.empty_like(x), ids, p, key)
+    def forward(ctx: Any, x: Tensor, ids: Tensor, p: float, key: MaskKey, buffers: Buffers) -> Tensor:
+        ctx.ids, ctx.p, ctx.key, ctx.buffers = ids, p, key, buffers
+        return _drop(x, buffers.empty(x.shape[0], x.shape[1], x), ids, p, key)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _drop(grad, torch.empty_like(grad), ctx.ids, ctx.p, ctx.key), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (
+            _drop(grad, ctx.buffers.empty(grad.shape[0], grad.shape[1], grad), ctx.ids, ctx.p, ctx.key),
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,11 +239,11 @@ class _Derive(torch.autograd.Function):
         return out, None
 
 
-def dropout(x: Tensor, ids: Tensor, p: float, key: MaskKey) -> Tensor:
+def dropout(x: Tensor, ids: Tensor, p: float, key: MaskKey, buffers: Buffers | None = None) -> Tensor:
     """``x`` [rows, D] with elements zeroed by ``keep_mask(ids, D, p, key)`` and the rest scaled up; ids is [rows]."""
     if p == 0.0 or x.shape[0] == 0:
         return x
-    return _Dropout.apply(x, ids, p, key)  # type: ignore[no-any-return, no-untyped-call]
+    return _Dropout.apply(x, ids, p, key, buffers or Buffers())  # type: ignore[no-any-return, no-untyped-call]
 
 
 def activate_(y: Tensor, activation: ReluDropout) -> Tensor:

@@ -99,12 +99,16 @@ def add_returned_(grad_x: Tensor, returned: Arrivals, route: Route) -> Tensor:
 
 class _HaloRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, route: Route, world: World, tag: Tag, carrier: Carrier | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, route: Route, world: World, tag: Tag, carrier: Carrier | None
+    ) -> Tensor:
         ctx.route, ctx.world, ctx.tag, ctx.carrier, ctx.n = route, world, (tag[0], "backward"), carrier, x.shape[0]
-        transfer = send_rows(x, route, world, tag) if carrier is None else carrier.send(x, route)
-        out = x.new_empty(x.shape[0] + sum(route.counts.received), x.shape[1])
-        out[: ctx.n] = x
-        for columns, received in transfer:
+        ctx.save_for_backward(*(() if weight is None else (x, weight)))
+        width = x.shape[1] if weight is None else weight.shape[0]
+        out = world.buffers.empty(ctx.n + sum(route.counts.received), width, x)
+        own = out[: ctx.n]
+        own = own.copy_(x) if weight is None else torch.mm(x, weight.t(), out=own)
+        for columns, received in send_rows(own, route, world, tag) if carrier is None else carrier.send(own, route):
             out[ctx.n :, columns] = received
         return out
 
@@ -112,8 +116,15 @@ class _HaloRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         returned = return_rows(lambda: grad[ctx.n :], ctx.route, ctx.world, ctx.tag, ctx.carrier)
-        grad_x = grad[: ctx.n].clone()
-        return add_returned_(grad_x, returned, ctx.route), None, None, None, None
+        grad_own = ctx.world.buffers.empty(ctx.n, grad.shape[1], grad).copy_(grad[: ctx.n])
+        add_returned_(grad_own, returned, ctx.route)
+        if not ctx.saved_tensors:
+            return grad_own, *(None,) * 5
+        x, weight = ctx.saved_tensors
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = torch.mm(grad_own, weight, out=ctx.world.buffers.empty(*x.shape, grad))
+        return grad_x, torch.mm(grad_own.t(), x), *(None,) * 4
 
 
 class _ReceivedRows(torch.autograd.Function):
@@ -135,9 +146,17 @@ def return_rows(grad: Callable[[], Tensor], route: Route, world: World, tag: Tag
     return send_rows_back(grad(), route, world, tag) if carrier is None else carrier.send_back(grad, route)
 
 
-def halo_rows(x: Tensor, route: Route, *, world: World, tag: Tag = SETUP, carrier: Carrier | None = None) -> Tensor:
-    """``[owned | halo]`` rows [n_in + h, D] of x [n_in, D]; differentiable."""
-    return _HaloRows.apply(x, route, world, tag, carrier)  # type: ignore[no-any-return, no-untyped-call]
+def halo_rows(
+    x: Tensor,
+    route: Route,
+    weight: Tensor | None = None,
+    *,
+    world: World,
+    tag: Tag = SETUP,
+    carrier: Carrier | None = None,
+) -> Tensor:
+    """``[owned | halo]`` rows [n_in + h, D] of x [n_in, D], or of ``x weight^T``; differentiable."""
+    return _HaloRows.apply(x, weight, route, world, tag, carrier)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def received_rows(x: Tensor, route: Route, *, world: World, tag: Tag, carrier: Carrier) -> Tensor:

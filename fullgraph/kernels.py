@@ -2,12 +2,15 @@
 
 On the CPU ``aten::_embedding_bag_forward_only`` (mode sum) is an SpMM, several times faster than ``torch.sparse``; its
 transpose is the same kernel over the transposed CSR. On CUDA the product is ``torch.sparse`` CSR (cuSPARSE).
+
+``torch.sparse.sampled_addmm`` is the faster SDDMM, the gradient of ``embedding_bag``'s weights the one for bfloat16.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +150,15 @@ def from_coo(
     return sparse_matrix(shape, indptr, cols[order], None if values is None else values[order])
 
 
+def _csr(a: SparseMatrix, values: Tensor) -> Tensor:
+    return torch.sparse_csr_tensor(a.indptr, a.indices, values, size=a.shape, check_invariants=False)
+
+
+with warnings.catch_warnings():  # torch says once that its CSR tensors are new
+    warnings.simplefilter("ignore")
+    _csr(SparseMatrix((1, 1), torch.tensor([0, 0]), torch.empty(0, dtype=torch.int64)), torch.empty(0))
+
+
 def spmm(a: SparseMatrix, x: Tensor, values: Tensor | None = None) -> Tensor:
     """``A x`` [m, D] for x [n, D]; ``values`` [nnz] replaces those of ``a``."""
     if x.shape[0] != a.shape[1]:
@@ -156,10 +168,7 @@ def spmm(a: SparseMatrix, x: Tensor, values: Tensor | None = None) -> Tensor:
     if a.nnz == 0 or x.shape[1] == 0:
         return x.new_zeros(a.shape[0], x.shape[1])
     if x.is_cuda:
-        if values is None:
-            values = x.new_ones(a.nnz)
-        csr = torch.sparse_csr_tensor(a.indptr, a.indices, values, size=a.shape, check_invariants=False)
-        product: Tensor = torch.sparse.mm(csr, x)
+        product: Tensor = torch.sparse.mm(_csr(a, x.new_ones(a.nnz) if values is None else values), x)
         return product
     out: Tensor = _embedding_bag(x.contiguous(), a.indices, a.indptr, False, _MODE_SUM, False, values, True, -1)[0]
     return out
@@ -184,11 +193,10 @@ def spmm_add_(out: Tensor, a: SparseMatrix, x: Tensor) -> Tensor:
 
 def sddmm(a: SparseMatrix, x: Tensor, y: Tensor) -> Tensor:
     """[nnz] dot products ``<x[row], y[column]>`` at the entries of A, for x [m, D] and y [n, D]."""
-    if a.nnz == 0:
-        return x.new_zeros(0)
-    if x.is_cuda:
-        pattern = torch.sparse_csr_tensor(a.indptr, a.indices, x.new_zeros(a.nnz), size=a.shape, check_invariants=False)
-        sampled: Tensor = torch.sparse.sampled_addmm(pattern, x, y.t(), beta=0.0)
+    if a.nnz == 0 or x.shape[1] == 0:
+        return x.new_zeros(a.nnz)
+    if x.dtype in (torch.float32, torch.float64) and a.nnz <= a.shape[0] * a.shape[1]:  # it refuses more
+        sampled: Tensor = torch.sparse.sampled_addmm(_csr(a, x.new_zeros(a.nnz)), x, y.t(), beta=0.0)
         return sampled.values()
     out: Tensor = _sample_weights_backward(
         x.contiguous(), y.contiguous(), a.indices, a.indptr[:-1].contiguous(), a.rows, _MODE_SUM, -1

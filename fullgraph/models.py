@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -124,23 +125,23 @@ class GATConv(nn.Module):
 
     def forward(self, x: Input, view: LayerView) -> Tensor:
         z = view.with_halo(x, self.weight)
-        by_head = z.view(z.shape[0], self.heads, self.d_out)
-        source = (by_head * self.att_source).sum(-1)
-        target = (by_head[: view.n_out] * self.att_target).sum(-1)
         edges, edge_ids = view.plan.halo.one_loop
         keep = view.edge_keep(edge_ids, self.heads, self.dropout)
         y = attention(
             z,
-            source,
-            target,
+            self.att_source,
+            self.att_target,
             edges,
             edge=self._edge_logits(view),
+            bias=self.bias if self.concat else None,
             negative_slope=self.negative_slope,
             keep=keep,
             keep_scale=threshold(self.dropout)[1],
+            buffers=view.plan.world.buffers,
         )
-        if not self.concat:
-            y = y.view(-1, self.heads, self.d_out).mean(1)
+        if self.concat:
+            return y
+        y = y.view(-1, self.heads, self.d_out).mean(1)
         return y if self.bias is None else y + self.bias
 
     def _edge_logits(self, view: LayerView) -> Tensor | None:
@@ -217,7 +218,7 @@ class GNN(nn.Module):
         self.widths = tuple(widths)
         self.uses: Literal["linear", "halo"] = "halo" if config.model == "gat" else "linear"
         self.fuses = config.model in ("gcn", "sage")
-        self.activation = F.elu if config.model == "gat" else F.relu
+        self.activation = functools.partial(F.elu, inplace=True) if config.model == "gat" else F.relu
 
     def forward(self, x: Input, views: Sequence[LayerView]) -> Tensor:
         if not self.fuses:

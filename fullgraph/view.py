@@ -308,20 +308,22 @@ class LayerView:
         if self.input is not None and isinstance(x, Tensor) and self._keeps:
             dropped = self._drawn_from_input(x)
             if dropped is not None:
-                rows = self.input.kept(self.plan).drawn(dropped or None)
-                return rows if weight is None else linear(rows, weight)
+                return self._mapped(self.input.kept(self.plan).drawn(dropped or None), weight)
         if self.this_pass.policy is not None and self.this_pass.policy.scales:
             raise ValueError(
                 "--boundary-sample: layers that use the rows themselves (with_halo) cannot make up for those that are "
                 "not drawn; leave it out, or add --refresh every:R or pipelined, where these stay as they were"
             )
         if (cached := self._masked_here(x, tag)) is not None:
-            return cached if weight is None else linear(cached, weight)
-        if weight is not None:
-            x = linear(x, weight)
+            return self._mapped(cached, weight)
         if isinstance(x, SparseRows):
-            raise ValueError("sparse rows can be exchanged only together with a weight")
-        return halo_rows(x, self.plan.halo.route, world=self.plan.world, tag=tag, carrier=self._carrier())
+            if weight is None:
+                raise ValueError("sparse rows can be exchanged only together with a weight")
+            x, weight = linear(x, weight), None
+        return halo_rows(x, self.plan.halo.route, weight, world=self.plan.world, tag=tag, carrier=self._carrier())
+
+    def _mapped(self, rows: Tensor, weight: Tensor | None) -> Tensor:
+        return rows if weight is None else pair_linear(rows, weight, None, None, None, world=self.plan.world)
 
     def _masked_here(self, x: Tensor | SparseRows, tag: Tag) -> Tensor | None:
         """``[owned | halo]`` rows of dropped rows x of which the halo ones come undropped from a cache and are masked
@@ -396,7 +398,7 @@ class LayerView:
                 self.this_pass.undropped[self.layer] = None
             keep = keep_entries(self.ids[: m.shape[0]][m.rows], m.indices, p, key)
             return SparseRows(m, x.values * keep * threshold(p)[1])
-        y = dropout(x, self.ids[: x.shape[0]], p, key)
+        y = dropout(x, self.ids[: x.shape[0]], p, key, self.plan.world.buffers)
         if self.input is not None and x is self.this_pass.input:
             self.this_pass.dropped_input = (y, p, key)
         if self._masks_at_receiver:

@@ -20,8 +20,8 @@ SRC = np.array([0, 1, 7, 6, 6, 3, 2, 4, 5, 7])
 
 class Rows(NamedTuple):
     z: Tensor
-    source: Tensor
-    target: Tensor
+    att_source: Tensor
+    att_target: Tensor
 
 
 def graph() -> SparseMatrix:
@@ -30,22 +30,22 @@ def graph() -> SparseMatrix:
 
 def draw(heads: int, width: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Rows:
     g = torch.Generator().manual_seed(seed)
-    shapes = (N_ALL, heads * width), (N_ALL, heads), (N_OUT, heads)
+    shapes = (N_ALL, heads * width), (heads, width), (heads, width)
     return Rows(*(torch.randn(*s, dtype=dtype, generator=g).requires_grad_() for s in shapes))
 
 
 def plain(
     z: Tensor,
-    source: Tensor,
-    target: Tensor,
+    att_source: Tensor,
+    att_target: Tensor,
     a: SparseMatrix,
     slope: float,
     keep: Tensor | None,
     scale: float,
     edge: Tensor | None = None,
 ) -> Tensor:
-    heads = source.shape[1]
-    by_head = z.view(z.shape[0], heads, z.shape[1] // heads)
+    by_head = z.view(z.shape[0], *att_source.shape)
+    source, target = ((by_head * att).sum(-1) for att in (att_source, att_target))
     out = []
     for v in range(a.shape[0]):
         edges = slice(int(a.indptr[v]), int(a.indptr[v + 1]))
@@ -103,7 +103,7 @@ def test_gradients_by_finite_differences(heads: int, dropped: bool) -> None:
     keep = torch.arange(a.nnz * heads).view(a.nnz, heads) % 3 != 0 if dropped else None
     scale = 1.5 if dropped else 1.0
     assert torch.autograd.gradcheck(
-        lambda z, source, target: attention(z, source, target, a, keep=keep, keep_scale=scale), tuple(draw(heads, 2))
+        lambda *rows: attention(*rows, a, keep=keep, keep_scale=scale), tuple(draw(heads, 2))
     )
 
 
@@ -118,11 +118,7 @@ def test_inputs_are_left_as_they_were() -> None:
 
 def test_logits_of_zero_have_torchs_slope() -> None:
     a, rows = graph(), draw(2, 2)
-    rows = Rows(
-        rows.z,
-        torch.zeros(N_ALL, 2, dtype=torch.float64).requires_grad_(),
-        torch.zeros_like(rows.target).requires_grad_(),
-    )
+    rows = Rows(rows.z, *(torch.zeros(2, 2, dtype=torch.float64).requires_grad_() for _ in range(2)))
     ours = torch.autograd.grad(attention(*rows, a).square().sum(), rows)
     theirs = torch.autograd.grad(plain(*rows, a, 0.2, None, 1.0).square().sum(), rows)
     for mine, other in zip(ours, theirs, strict=True):
@@ -131,12 +127,12 @@ def test_logits_of_zero_have_torchs_slope() -> None:
 
 @pytest.mark.parametrize("shift", [1e4, -1e4])
 def test_large_logits_neither_overflow_nor_vanish(shift: float) -> None:
-    a, (z, source, target) = graph(), draw(2, 3, torch.float32)
-    found = attention(z, source + shift, target, a, negative_slope=1.0)
-    torch.testing.assert_close(found, attention(z, source, target, a, negative_slope=1.0), rtol=0, atol=5e-3)
-    far = source.detach().clone()
-    far[7] = 1e30  # takes all of the attention
-    assert torch.equal(attention(z, far, target, a)[1], z[7])
+    a, rows = graph(), draw(2, 3, torch.float32)
+    found = attention(*rows, a, edge=torch.full((a.nnz, 2), shift), negative_slope=1.0)
+    torch.testing.assert_close(found, attention(*rows, a, negative_slope=1.0), rtol=0, atol=5e-3)
+    far = torch.zeros(a.nnz, 2)
+    far[a.indices == 7] = 1e30  # takes all of the attention
+    assert torch.equal(attention(*rows, a, edge=far)[1], rows.z[7])
 
 
 def test_float32_is_float32() -> None:
@@ -152,7 +148,7 @@ def test_nodes_without_edges_and_ranks_without_nodes(shape: tuple[int, int], dro
     m, n = shape
     a = from_coo(shape, np.zeros(0, np.int64), np.zeros(0, np.int64))
     rows = Rows(
-        torch.randn(n, 6).requires_grad_(), torch.randn(n, 2).requires_grad_(), torch.randn(m, 2).requires_grad_()
+        torch.randn(n, 6).requires_grad_(), torch.randn(2, 3).requires_grad_(), torch.randn(2, 3).requires_grad_()
     )
     keep = torch.ones(0, 2, dtype=torch.bool) if dropped else None
     found = attention(*rows, a, keep=keep, keep_scale=2.0)
