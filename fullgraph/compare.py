@@ -60,22 +60,37 @@ def compare(
                 found = runs[name][-1]
                 score = f"test {show(found['metric'], found['test'])}, {found['seconds']:.3g} s an epoch"
                 console.print(f"{name}, seed {one.seed}: {score}", highlight=False, soft_wrap=True)
-    metric = runs[EXACT][0]["metric"]
-    if target is None:
-        best = statistics.fmean(run["val"] for run in runs[EXACT])
-        target = best / 0.99 if metric in LOWER_IS_BETTER else best * 0.99
     config = recipes[EXACT]
     return {
         "graph": loaded.manifest.graph.get("name"),
         "build_id": loaded.manifest.build_id,
         "ranks": world.size,
-        "metric": metric,
-        "target": target,
         "link": None if link is None else dataclasses.asdict(link),
         "seeds": [config.seed + number for number in range(seeds)],
         "config": config.as_dict(),
+        **summarise(recipes, runs, ranks=world.size, link=link, target=target),
+    }
+
+
+def summarise(
+    recipes: Mapping[str, TrainConfig],
+    runs: Mapping[str, list[Found]],
+    *,
+    ranks: int,
+    link: Link | None = None,
+    target: float | None = None,
+) -> Found:
+    """What the runs of each recipe, over the same seeds in the same order, say beside those of the exact one."""
+    metric = runs[EXACT][0]["metric"]
+    if target is None:
+        best = statistics.fmean(run["val"] for run in runs[EXACT])
+        target = best / 0.99 if metric in LOWER_IS_BETTER else best * 0.99
+    return {
+        "metric": metric,
+        "target": target,
         "recipes": [
-            _summary(name, recipes[name], runs[name], runs[EXACT], target, metric, link, world.size) for name in recipes
+            _summary(name, config, runs[name], runs[EXACT], target, metric, link, ranks)
+            for name, config in recipes.items()
         ],
     }
 
@@ -103,15 +118,18 @@ def train_once(shard: Shard, config: TrainConfig, world: World) -> Found:
     trainer.policy.drain()
     if early.best is None:
         raise ValueError("compare needs validation nodes: it takes the epoch that is best by them")
-    steady = [record for record in records[1:] if "drift" not in record] or records
-    work = statistics.median(record["seconds"] - record["comm_seconds"] for record in steady)
+    steady = {at: r for at, r in enumerate(records) if at and "drift" not in r} or dict(enumerate(records))
+    period = trainer.policy.recipe.refresh.interval
+    seconds = typical({at: r["seconds"] for at, r in steady.items()}, period)
+    exposed = typical({at: r["comm_seconds"] for at, r in steady.items()}, period)
+    work = typical({at: r["seconds"] - r["comm_seconds"] for at, r in steady.items()}, period)
     lines = {tag: line for tag, line in world.meter.ledger.items() if tag[1] in ("forward", "backward")}
     names = sorted({tuple(tag) for each in world.gather_json(list(lines)) for tag in each})
     matrix = world.gather_vector([float(n) for tag in names for n in lines.get(tag, [0] * world.size)])
     busiest = 0.0
     for traffic in matrix.reshape(world.size, len(names), world.size).unbind(1):
         busiest += float(torch.stack([traffic.sum(1), traffic.sum(0)]).max())
-    facts = world.gather_vector([work, statistics.median(r["comm_seconds"] for r in steady), exchanges])
+    facts = world.gather_vector([work, exposed, exchanges])
     best = early.best
     return {
         "seed": config.seed,
@@ -121,7 +139,7 @@ def train_once(shard: Shard, config: TrainConfig, world: World) -> Found:
         "test": best.scores.get("test", best.scores["val"])[metric],
         "curve": curve,
         "losses": [record["loss"] for record in records],
-        "seconds": statistics.median(record["seconds"] for record in steady),
+        "seconds": seconds,
         "compute_seconds": float(facts[:, 0].max()),
         "exposed_seconds": float(facts[:, 1].max()),
         "bytes": sum(record["bytes_sent"] for record in records) / len(records),
@@ -131,6 +149,13 @@ def train_once(shard: Shard, config: TrainConfig, world: World) -> Found:
         "cache_bytes": trainer.cache_bytes(),
         "drift": drift,
     }
+
+
+def typical(values: Mapping[int, float], period: int) -> float:
+    """Of values by step: the median of each place in the period, as epochs that refresh differ from those between,
+    and the mean over its places."""
+    places = [[value for step, value in values.items() if step % period == place] for place in range(period)]
+    return statistics.fmean(statistics.median(each) for each in places if each)
 
 
 def link_seconds(run: Found, link: Link, ranks: int, *, pipelined: bool) -> tuple[float, float]:

@@ -234,6 +234,12 @@ class World:
         """The same ranks over process groups of their own, made the first time (a collective): what is long under way
         there keeps nothing here waiting."""
         if not self.apart_groups:
+            if self.size != dist.get_world_size():
+                raise RankError(
+                    f"options: a world of {self.size} of {dist.get_world_size()} processes cannot make the groups that "
+                    f"--refresh pipelined needs, for torch makes them on all processes together; make them there and "
+                    f"give World(apart_groups=[data, control]), or take another --refresh"
+                )
             span = datetime.timedelta(seconds=self.timeout)
             control = dist.new_group(backend="gloo", timeout=span)
             own = self.data is not self.control

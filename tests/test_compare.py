@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fullgraph.compare import compare, interval, link_seconds, show_comparison
+from fullgraph.compare import compare, interval, link_seconds, show_comparison, typical
 from fullgraph.compare_page import write_comparison
 from fullgraph.config import TrainConfig
 from fullgraph.recipes import Link, recipes
@@ -83,6 +83,13 @@ def test_seconds_over_a_link_are_bytes_over_bandwidth_and_hide_under_compute() -
     assert link_seconds(run, link, 2, pipelined=True) == (2.0, 1.0)
     assert link_seconds(run, Link.parse("1gbit,0ms"), 2, pipelined=True) == (1.0, 0.0)
     assert link_seconds(run, Link.parse("1gbit,10ms"), 1, pipelined=False) == (1.0, 0.0)
+
+
+def test_seconds_of_an_epoch_are_those_of_a_whole_period() -> None:
+    assert typical({1: 2.0, 2: 9.0, 3: 1.0}, 1) == 2.0
+    refreshed = {step: 4.0 if step % 4 == 0 else 1.0 for step in range(1, 13)}
+    assert typical(refreshed, 4) == 1.75  # a plain median says 1
+    assert typical({1: 1.0, 4: 4.0}, 4) == 2.5
 
 
 def test_the_interval_is_students() -> None:

@@ -200,6 +200,21 @@ def test_sums_of_views_leave_the_rest_alone(ranks: RankPool, parts: int) -> None
 VALUES: list[Any] = [None, 1.5, {"a": [1, "é€🙂", None]}, "x" * 5000]
 
 
+def told_apart(world: World) -> tuple[str, float]:
+    """What is said without groups, and a sum over those that the pool made."""
+    with pytest.raises(RankError) as refused:
+        dataclasses.replace(world, apart_groups=[]).apart()
+    apart = world.apart()
+    assert apart.control is not world.control
+    return str(refused.value), float(apart.sum_(torch.tensor([world.rank + 1.0])))
+
+
+def test_groups_apart_of_some_processes_are_not_waited_for(ranks: RankPool) -> None:
+    for text, total in ranks.run(3, told_apart):
+        assert "a world of 3 of 4 processes" in text
+        assert total == 6
+
+
 def gathered(world: World) -> tuple[list[Any], list[list[float]], list[Tensor], int]:
     values = world.gather_json(VALUES[world.rank])
     vector = world.gather_vector([world.rank, float("inf"), -0.5]).tolist()
