@@ -275,7 +275,8 @@ class Compare:
             raise ValueError(f"--seeds is {self.seeds}; expected at least 1")
         link = None if self.link is None else Link.parse(self.link)
         chosen = recipes(self.config, self.recipes)
-        if self.out is not None:
+        out = self.out
+        if out is not None:
             from fullgraph.compare_page import check_extra
 
             check_extra()
@@ -284,21 +285,23 @@ class Compare:
             from rich.console import Console
 
             from fullgraph.compare import compare, show_comparison
-            from fullgraph.compare_page import write_comparison
+            from fullgraph.compare_page import make_folder, write_comparison
             from fullgraph.runlog import plain
 
-            progress = Console(stderr=True, quiet=world.rank != 0)
+            progress, mine = Console(stderr=True, quiet=world.rank != 0), world.rank == 0
+            with world.stage("compare"):
+                if mine and out is not None:
+                    make_folder(out)
             found = compare(
                 self.folder, chosen, world, seeds=self.seeds, link=link, target=self.target, console=progress
             )
-            if world.rank != 0:
-                return
-            if self.out is not None:
-                write_comparison(found, self.out)
-            if self.json:
+            if mine and self.json:
                 print(json.dumps(plain(found)))
-            else:
+            elif mine:
                 show_comparison(found, Console(width=max(Console().width, 150)))
+            with world.stage("compare"):
+                if mine and out is not None:
+                    write_comparison(found, out)
 
         return _on_ranks(self.folder, work, self.ranks, timeout=self.config.timeout, threads=self.config.threads)
 

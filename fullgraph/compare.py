@@ -22,15 +22,18 @@ from fullgraph.config import TrainConfig
 from fullgraph.loading import load_shard
 from fullgraph.metrics import LOWER_IS_BETTER
 from fullgraph.policy import Recipe
-from fullgraph.recipes import EXACT, Link
+from fullgraph.recipes import EXACT, EXCHANGE, Link
 from fullgraph.runlog import show
 from fullgraph.shards import Shard
 from fullgraph.stopping import EarlyStopping
 from fullgraph.trainer import make_trainer
-from fullgraph.world import Meter, World
+from fullgraph.wording import counted
+from fullgraph.world import Meter, RankError, World
 
 Found = dict[str, Any]
 """What a recipe, or one run of it, came to: plain values."""
+WORDS = {"test": "test", "val": "validation"}
+"""Of the nodes that were scored: those of validation where there are no others."""
 
 
 def compare(
@@ -55,11 +58,15 @@ def compare(
             one = dataclasses.replace(config, seed=config.seed + number)
             if not Recipe.of(config).exact and one.measure_drift is None:
                 one = dataclasses.replace(one, measure_drift=max(1, one.epochs // 5) | 1)  # odd: every:2
-            runs.setdefault(name, []).append(train_once(loaded.shard, one, world))
+            try:
+                found = train_once(loaded.shard, one, world, target)
+            except RankError as error:
+                raise RankError(f"recipe {name}, seed {one.seed}: {error}", shown_by=error.shown_by) from error
+            runs.setdefault(name, []).append(found)
             if console is not None:
-                found = runs[name][-1]
-                score = f"test {show(found['metric'], found['test'])}, {found['seconds']:.3g} s an epoch"
-                console.print(f"{name}, seed {one.seed}: {score}", highlight=False, soft_wrap=True)
+                score = f"{WORDS[found['scored_on']]} {show(found['metric'], found['test'])}"
+                line = f"{name}, seed {one.seed}: {score}, {found['seconds']:.3g} s an epoch"
+                console.print(line, highlight=False, soft_wrap=True)
     config = recipes[EXACT]
     return {
         "graph": loaded.manifest.graph.get("name"),
@@ -87,6 +94,7 @@ def summarise(
         target = best / 0.99 if metric in LOWER_IS_BETTER else best * 0.99
     return {
         "metric": metric,
+        "scored_on": runs[EXACT][0]["scored_on"],
         "target": target,
         "recipes": [
             _summary(name, config, runs[name], runs[EXACT], target, metric, link, ranks)
@@ -95,11 +103,15 @@ def summarise(
     }
 
 
-def train_once(shard: Shard, config: TrainConfig, world: World) -> Found:
-    """One run: scores, seconds, and what crossed (a collective)."""
+def train_once(shard: Shard, config: TrainConfig, world: World, target: float | None = None) -> Found:
+    """One run: scores, seconds, and what crossed (a collective). ``RankError`` where ``target`` is no such score."""
     world = dataclasses.replace(world, meter=Meter())
     trainer = make_trainer(shard, config, world)
     metric, early = trainer.target.metric, EarlyStopping(trainer.target.metric, None)
+    if trainer.num_validation == 0:
+        raise RankError("compare needs validation nodes: it takes the epoch that is best by them; build with others")
+    if target is not None and not (target >= 0 and (target <= 1 or metric in LOWER_IS_BETTER)):
+        raise RankError(f"--target is {target:g}; expected a share of 1 for {metric}, such as 0.9")
     records, curve, drift, exchanges = [], [], [], 0
     for epoch in range(config.epochs):
         before = {tag: sum(line) for tag, line in world.meter.ledger.items()}
@@ -116,8 +128,7 @@ def train_once(shard: Shard, config: TrainConfig, world: World) -> Found:
             curve.append([epoch, scores.get("val", {}).get(metric), scores.get("test", {}).get(metric)])
         trainer.advance(scores)
     trainer.policy.drain()
-    if early.best is None:
-        raise ValueError("compare needs validation nodes: it takes the epoch that is best by them")
+    assert early.best is not None
     steady = {at: r for at, r in enumerate(records) if at and "drift" not in r} or dict(enumerate(records))
     period = trainer.policy.recipe.refresh.interval
     seconds = typical({at: r["seconds"] for at, r in steady.items()}, period)
@@ -131,12 +142,14 @@ def train_once(shard: Shard, config: TrainConfig, world: World) -> Found:
         busiest += float(torch.stack([traffic.sum(1), traffic.sum(0)]).max())
     facts = world.gather_vector([work, exposed, exchanges])
     best = early.best
+    scored_on = "test" if "test" in best.scores else "val"
     return {
         "seed": config.seed,
         "metric": metric,
         "best_epoch": best.epoch,
         "val": best.scores["val"][metric],
-        "test": best.scores.get("test", best.scores["val"])[metric],
+        "scored_on": scored_on,
+        "test": best.scores[scored_on][metric],
         "curve": curve,
         "losses": [record["loss"] for record in records],
         "seconds": seconds,
@@ -199,7 +212,7 @@ def _summary(
     seconds = statistics.median(run["seconds"] for run in runs)
     out: Found = {
         "name": name,
-        "changes": {k: v for k, v in config.as_dict().items() if v != getattr(TrainConfig, k) and k in _EXCHANGE},
+        "changes": {k: v for k, v in config.as_dict().items() if v != getattr(TrainConfig, k) and k in EXCHANGE},
         "score": statistics.fmean(scores),
         "score_interval": interval(scores),
         "difference": statistics.fmean(differences),
@@ -223,12 +236,6 @@ def _summary(
     return out
 
 
-_EXCHANGE = (
-    *("refresh", "stagger", "stale_grad", "pipeline_average", "codec", "boundary_sample", "exact_after"),
-    *("cache_bfloat16", "freeze_masks"),
-)
-
-
 def _epochs_to(curve: Sequence[Sequence[float]], target: float, metric: str) -> int | None:
     for epoch, val, _ in curve:
         if val is not None and (val <= target if metric in LOWER_IS_BETTER else val >= target):
@@ -249,33 +256,28 @@ def _mean_drift(runs: Sequence[Found]) -> list[Found]:
     ]
 
 
-def show_comparison(found: Found, console: Console) -> None:
-    """Print it as a table, the exact run first."""
-    metric, link = found["metric"], found["link"]
-    percent = metric not in ("mae", "loss")
-    unit, scale = ("points", 100.0) if percent else ("", 1.0)
-    seeds = len(found["seeds"])
-    console.print(
-        f"{found['graph']} on {found['ranks']} ranks, {found['config']['model']}, "
-        f"{seeds} seed{'s' if seeds > 1 else ''}, {found['config']['epochs']} epochs; test {metric} of the "
-        "epoch best by validation",
-        highlight=False,
-        soft_wrap=True,
+def table_of(found: Found) -> tuple[str, list[str], list[list[str]], list[str]]:
+    """(title, heads, cells, notes) of a comparison, the exact run first."""
+    metric, link, seeds, config = found["metric"], found["link"], len(found["seeds"]), found["config"]
+    unit, scale = ("", 1.0) if metric in LOWER_IS_BETTER else (", points", 100.0)
+    title = (
+        f"{found['graph']} on {counted(found['ranks'], 'rank')}, {config['model']}, {counted(seeds, 'seed')}, "
+        f"{config['epochs']} epochs; {WORDS[found['scored_on']]} {metric} of the epoch best by validation"
     )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("recipe")
-    heads = [metric, f"against exact, {unit}".rstrip(", "), "MB/epoch", "s/epoch", "waited s", "s to target", "drift"]
+    heads = ["recipe", metric, f"against exact{unit}", "MB/epoch", "s/epoch", "waited s", "s to target", "drift"]
     if link is not None:
         heads += [f"s/epoch {link['name']}*", "waited s*", "s to target*"]
-    for head in heads:
-        table.add_column(head, justify="right")
+    rows = []
     for line in found["recipes"]:
         drift = max((layer["relative_error"] for layer in line["drift"]), default=None)
-        cells = [
-            _with_interval(scale * line["score"], line["score_interval"], scale, "%.2f"),
+        row = [
+            line["name"],
+            _with_interval(scale * line["score"], line["score_interval"], scale, "%.2f" if unit else "%.4g"),
             ""
             if line["name"] == EXACT
-            else _with_interval(scale * line["difference"], line["difference_interval"], scale, "%+.2f"),
+            else _with_interval(
+                scale * line["difference"], line["difference_interval"], scale, "%+.2f" if unit else "%+.4g"
+            ),
             f"{line['bytes'] / 1e6:.3g}",
             f"{line['seconds']:.3g}",
             f"{line['exposed_seconds']:.3g}",
@@ -283,24 +285,36 @@ def show_comparison(found: Found, console: Console) -> None:
             "" if drift is None else f"{drift:.2g}",
         ]
         if link is not None:
-            cells += [
+            row += [
                 f"{line['link_seconds']:.3g}",
                 f"{line['link_exposed_seconds']:.3g}",
                 _seconds(line["link_seconds_to_target"], line["reached"], seeds),
             ]
-        table.add_row(line["name"], *cells)
-    console.print(table)
+        rows.append(row)
     notes = [
         f"target: validation {metric} {show(metric, found['target'])}; drift: relative error of the rows in use, in "
         "the layer where it is largest; ± 95 % over seeds."
     ]
     if link is not None:
         notes.append("* predicted from bytes and compute counted here, not measured over such a link.")
+    return title, heads, rows, notes
+
+
+def show_comparison(found: Found, console: Console) -> None:
+    """Print it as a table."""
+    title, heads, rows, notes = table_of(found)
+    console.print(title, highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(head, justify="left" if head == heads[0] else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
     console.print("\n".join(notes), style="dim", highlight=False, soft_wrap=True)
 
 
 def _with_interval(value: float, half: float | None, scale: float, form: str) -> str:
-    return form % value + ("" if half is None else f" ± {scale * half:.2f}")
+    return form % value + ("" if half is None else f" ± {form.replace('+', '') % (scale * half)}")
 
 
 def _seconds(value: float | None, reached: int, seeds: int) -> str:

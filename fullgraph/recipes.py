@@ -13,7 +13,16 @@ from typing import Any
 from fullgraph.config import TrainConfig
 
 EXACT = "exact"
-_COMMON = ("seed", "epochs", "eval_every", "metric", "split", "task", "threads", "timeout", "profile")
+EXCHANGE = (
+    *("refresh", "stagger", "stale_grad", "pipeline_average", "codec", "boundary_sample", "exact_after"),
+    *("cache_bfloat16", "freeze_masks"),
+)
+_OF_A_RUN = (
+    *("time_limit", "patience", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints", "profile"),
+    "memory_check",
+)
+"""What does nothing in a comparison: each run takes all its epochs, and leaves nothing but its figures."""
+_COMMON = ("seed", "epochs", "eval_every", "metric", "split", "task", "threads", "timeout", *_OF_A_RUN)
 _BUILT_IN: dict[str, dict[str, Any]] = {
     "pipelined": {"refresh": "pipelined"},
     "every:2": {"refresh": "every:2"},
@@ -30,26 +39,29 @@ def recipes(base: TrainConfig, path: Path | None = None) -> dict[str, TrainConfi
     """Options by name, the exact run first. A file holds one table a recipe, of options as ``fullgraph train`` names
     them (``[slow]`` and ``refresh = "every:4"``).
 
-    Raises ``ValueError`` for a file that is not such, or options that do not fit, naming the recipe.
+    Raises ``ValueError`` for a file that is not such, or options that do not fit, naming the recipe; and for options in
+    ``base`` that belong to a recipe, or that a comparison takes no notice of.
     """
-    exchange = ("refresh", "stagger", "stale_grad", "pipeline_average", "codec", "boundary_sample", "exact_after")
-    exact = dataclasses.replace(
-        base,
-        **{name: getattr(TrainConfig, name) for name in (*exchange, "cache_bfloat16", "freeze_masks", "measure_drift")},
-    )
-    found = {EXACT: exact}
-    if path is None:
-        if base.model == "gat":
-            return found | {name: dataclasses.replace(exact, **how) for name, how in list(_BUILT_IN.items())[:-1]}
-        return found | {name: dataclasses.replace(exact, **how) for name, how in _BUILT_IN.items()}
-    for name, options in _read(path).items():
-        found[name] = _changed(exact, options, f"{path}: recipe {name}")
-    return found
+    for name in (*EXCHANGE, *_OF_A_RUN):
+        if getattr(base, name) != getattr(TrainConfig, name):
+            what = "a recipe of a file (--recipes)" if name in EXCHANGE else "fullgraph train"
+            raise ValueError(
+                f"--{name.replace('_', '-')} is not an option of a comparison, but of {what}; leave it out"
+            )
+    if base.epochs < 1:
+        raise ValueError(f"--epochs is {base.epochs}; expected at least 1")
+    found = {EXACT: dataclasses.replace(base, measure_drift=None)}
+    if path is not None:
+        return found | {name: _changed(base, how, f"{path}: recipe {name}") for name, how in _read(path).items()}
+    built_in = {name: how for name, how in _BUILT_IN.items() if base.model != "gat" or "boundary_sample" not in how}
+    return found | {name: dataclasses.replace(base, **how) for name, how in built_in.items()}
 
 
 def _read(path: Path) -> dict[str, Mapping[str, Any]]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"--recipes: {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
     loose = [name for name, table in tables.items() if not isinstance(table, dict)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from fullgraph.compare import compare, interval, link_seconds, show_comparison, typical
-from fullgraph.compare_page import write_comparison
+from fullgraph.compare_page import make_folder, write_comparison
 from fullgraph.config import TrainConfig
 from fullgraph.recipes import Link, recipes
-from fullgraph.world import World
+from fullgraph.world import RankError, World
 from partition_tools.builder import build
 from partition_tools.graph import Graph, Splits
 from tests.builds import assignment
@@ -39,6 +41,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("compare") / "shards"
     build(graph, assignment(rng.integers(0, 2, 60), 2), out)
     return out
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_the_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="name another folder with --out"):
+        make_folder(tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize(
+    ("target", "base", "said"),
+    [
+        (90.0, BASE, "--target is 90; expected a share of 1 for accuracy"),
+        (None, dataclasses.replace(BASE, lr=1e30), "recipe exact, seed 1: train: the loss of epoch 2"),
+    ],
+)
+def test_what_ends_a_comparison_names_the_run(folder: Path, target: float | None, base: TrainConfig, said: str) -> None:
+    with pytest.raises(RankError, match=re.escape(said)):
+        compare(folder, {"exact": base}, World(), seeds=1, target=target)
 
 
 def on_ranks(world: World, folder: Path, link: Link | None) -> dict[str, Any]:
@@ -70,10 +90,14 @@ def test_recipes_are_paired_with_the_exact_run(ranks: RankPool, folder: Path, tm
 
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
+    make_folder(tmp_path / "out")
     write_comparison(found, tmp_path / "out")
     assert json.loads((tmp_path / "out/compare.json").read_text())["recipes"][0]["name"] == "exact"
     assert (tmp_path / "out/compare.png").read_bytes().startswith(b"\x89PNG")
-    assert "<td>every:2</td>" in (tmp_path / "out/compare.html").read_text()
+    page = (tmp_path / "out/compare.html").read_text()
+    assert "<td>every:2</td>" in page
+    assert "s to target*" in page
+    assert "codec int8" in page
 
 
 def test_seconds_over_a_link_are_bytes_over_bandwidth_and_hide_under_compute() -> None:
@@ -106,11 +130,41 @@ def test_a_link_that_is_none_is_refused(text: str) -> None:
 def test_recipes_of_a_file_come_after_the_exact_run(tmp_path: Path) -> None:
     path = tmp_path / "recipes.toml"
     path.write_text('[slow]\nrefresh = "every:4"\nstagger = true\n\n["half rows"]\nboundary-sample = 0.5\n')
-    found = recipes(TrainConfig(codec="int8"), path)
+    found = recipes(TrainConfig(), path)
     assert list(found) == ["exact", "slow", "half rows"]
     assert found["exact"] == TrainConfig()
     assert found["slow"] == TrainConfig(refresh="every:4", stagger=True)
     assert found["half rows"] == TrainConfig(boundary_sample=0.5)
+
+
+def test_every_built_in_recipe_fits_every_model() -> None:
+    assert "sample 0.5" in recipes(TrainConfig(model="gcn"))
+    assert "sample 0.5" not in recipes(TrainConfig(model="gat"))
+
+
+def test_drift_is_measured_as_often_as_asked_and_never_in_the_exact_run() -> None:
+    found = recipes(TrainConfig(measure_drift=7))
+    assert [config.measure_drift for config in found.values()] == [None] + [7] * (len(found) - 1)
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        ({"refresh": "every:3"}, "--refresh is not an option of a comparison, but of a recipe"),
+        ({"codec": "int8"}, "--codec is not"),
+        ({"patience": 5}, "--patience is not an option of a comparison, but of fullgraph train"),
+        ({"checkpoint_every": 5}, "--checkpoint-every is not"),
+        ({"epochs": 0}, "--epochs is 0; expected at least 1"),
+    ],
+)
+def test_options_that_a_comparison_would_not_heed_are_refused(base: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        recipes(TrainConfig(**base))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--recipes: .*none.toml cannot be read: No such file"):
+        recipes(TrainConfig(), tmp_path / "none.toml")
 
 
 @pytest.mark.parametrize(
@@ -122,6 +176,7 @@ def test_recipes_of_a_file_come_after_the_exact_run(tmp_path: Path) -> None:
         ("[exact]", "a recipe named exact"),
         ('[a]\ncodex = "int8"', "recipe a: codex is not an option"),
         ("[a]\nseed = 4", "seed is not an option"),
+        ("[a]\npatience = 4", "patience is not an option"),
         ("[a]\nstagger = 1", "stagger is 1"),
         ('[a]\ncodec = "int4"', "recipe a: --codec is int4"),
     ],
