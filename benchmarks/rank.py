@@ -87,7 +87,7 @@ def rates(trainer: Trainer) -> dict[str, float]:
     """What this rank reaches while all ranks do the same: matrix products, the sparse kernel over the graph's own
     pattern, and the exchange (a collective)."""
     world, part = trainer.world, trainer.part
-    device, dtype = world.device, part.degrees.in_weight.dtype
+    device, dtype = world.device, part.whole.dtype
     rows = torch.randn(1 << 15, WIDTH, device=device, dtype=dtype)
     weight = torch.randn(WIDTH, WIDTH, device=device, dtype=dtype)
     x = torch.randn(part.whole.n_in, WIDTH, device=device, dtype=dtype)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fullgraph.buffers import Buffers
-from fullgraph.kernels import SparseMatrix, sddmm, segment_max, segment_sum, spmm
+from fullgraph.kernels import SparseMatrix, at_least_float32, sddmm, segment_max, segment_sum, spmm
 
 _BLOCK_BYTES = 4 << 20
 """Of the rows of a block."""
@@ -40,9 +40,9 @@ class _Attention(torch.autograd.Function):
         buffers: Buffers,
     ) -> Tensor:
         heads, width = att_source.shape
-        both = z @ torch.cat([_on_diagonal(att_source), _on_diagonal(att_target)], 1)
+        both = at_least_float32(z @ _attentive(att_source, att_target, z))
         source, target = both[:, :heads].contiguous(), both[: edges.shape[0], heads:].contiguous()
-        alpha = buffers.empty(edges.nnz, heads, z)
+        alpha = buffers.empty(edges.nnz, heads, both)
         negative = buffers.empty(edges.nnz, heads, torch.empty(0, dtype=torch.bool, device=z.device))
         out = buffers.empty(edges.shape[0], heads * width, z)
         by_head = z.view(-1, width)
@@ -61,7 +61,7 @@ class _Attention(torch.autograd.Function):
             for head, of_head in enumerate(_of_heads(block, heads)):
                 out_by_head[:, head] = spmm(of_head, by_head, weights[head])
             if bias is not None:
-                out[rows].add_(bias)
+                out[rows].add_(bias.to(out.dtype))
         ctx.save_for_backward(z, att_source, att_target, alpha, negative, keep)
         ctx.edges, ctx.negative_slope, ctx.keep_scale, ctx.buffers = edges, negative_slope, keep_scale, buffers
         ctx.has_bias = bias is not None
@@ -74,8 +74,8 @@ class _Attention(torch.autograd.Function):
         edges: SparseMatrix = ctx.edges
         heads, width = att_source.shape
         grad = grad.contiguous()
-        grad_logits = ctx.buffers.empty(edges.nnz, heads, z)
-        grad_both = z.new_zeros(z.shape[0], 2 * heads)  # of the sources and the targets
+        grad_logits = ctx.buffers.empty(edges.nnz, heads, alpha)
+        grad_both = alpha.new_zeros(z.shape[0], 2 * heads)  # of the sources and the targets
         by_head = z.view(-1, width)
         for rows, entries, block in _blocks(edges, z):
             found = grad_logits[entries]
@@ -90,7 +90,7 @@ class _Attention(torch.autograd.Function):
             found.addcmul_(alpha[entries], total.index_select(0, block.rows), value=-1.0)
             torch.where(negative[entries], found * ctx.negative_slope, found, out=found)
             grad_both[rows, heads:] = segment_sum(block, found)
-        attentive = torch.cat([_on_diagonal(att_source), _on_diagonal(att_target)], 1).t()
+        attentive = _attentive(att_source, att_target, z).t()
         transposed, order = edges.transposed
         grad_z = ctx.buffers.empty(*z.shape, z)
         grad_by_head = grad.view(-1, width)
@@ -104,14 +104,15 @@ class _Attention(torch.autograd.Function):
             out = grad_z[rows]
             for head, of_head in enumerate(_of_heads(block, heads)):
                 out.view(-1, heads, width)[:, head] = spmm(of_head, grad_by_head, weights[head])
-            out.addmm_(grad_both[rows], attentive)
-        grad_vectors = torch.mm(z.t(), grad_both).view(heads, width, 2, heads).diagonal(dim1=0, dim2=3)  # [D, 2, H]
+            out.addmm_(grad_both[rows].to(z.dtype), attentive)
+        grad_vectors = torch.mm(z.t(), grad_both.to(z.dtype)).to(att_source.dtype)
+        grad_vectors = grad_vectors.view(heads, width, 2, heads).diagonal(dim1=0, dim2=3)  # [D, 2, H]
         return (
             grad_z,
             grad_vectors[:, 0].t(),
             grad_vectors[:, 1].t(),
             grad_logits if ctx.needs_input_grad[3] else None,
-            grad.sum(0) if ctx.has_bias else None,
+            grad.sum(0, dtype=att_source.dtype) if ctx.has_bias else None,
             *(None,) * 5,
         )
 
@@ -138,6 +139,11 @@ def _of_heads(block: SparseMatrix, heads: int) -> Iterator[SparseMatrix]:
 
 def _dropped(alpha: Tensor, keep: Tensor | None, entries: slice, scale: float) -> Tensor:
     return alpha if keep is None else (alpha * keep[entries]).mul_(scale)
+
+
+def _attentive(att_source: Tensor, att_target: Tensor, z: Tensor) -> Tensor:
+    """[H * D, 2 H] what rows z are multiplied by to give the halves of the logits."""
+    return torch.cat([_on_diagonal(att_source), _on_diagonal(att_target)], 1).to(z.dtype)
 
 
 def _on_diagonal(vectors: Tensor) -> Tensor:

@@ -103,8 +103,9 @@ class TrainConfig:
     """Let GAT's attention see the edge features, where the shards hold some; other models here do not use them."""
     seed: int = 1
     """Seed of the initial weights and of dropout; the result does not depend on the number of ranks."""
-    dtype: Literal["float32", "float64"] = "float32"
-    """Floating-point type of features, weights and messages."""
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    """Floating-point type of features, weights and messages. With bfloat16 rows are rounded to 8 bits, which halves
+    their memory and what crosses; sums are formed in float32, and weights, optimiser and loss stay in it."""
     plan: PlanKind = "cover"
     """Message rows of linear layers: the fewest (a minimum cover of the cut edges), or one a halo node."""
     prune: bool = True
@@ -202,6 +203,11 @@ class TrainConfig:
         must(0 < self.timeout < math.inf, "timeout", "a positive number of seconds")
         if self.model == "gat" and self.hidden % self.heads:
             raise ValueError(f"--hidden {self.hidden} does not divide into --heads {self.heads}; take a multiple")
+
+    @property
+    def weight_dtype(self) -> str:
+        """Floating-point type of weights, their gradients and the optimiser's state."""
+        return "float32" if self.dtype == "bfloat16" else self.dtype
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for config.json and checkpoints."""

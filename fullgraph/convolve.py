@@ -51,9 +51,10 @@ def _rows(count: int, step: int) -> Iterator[slice]:
         yield slice(start, min(start + step, count))
 
 
-def _finisher(after: ReluDropout | None, bias: Tensor | None, width: int) -> Callable[[Tensor, int], None]:
-    """What a block of finished sums goes through: bias, then relu and dropout."""
-    apply_ = None if after is None else after.over(width)
+def _finisher(after: ReluDropout | None, bias: Tensor | None, y: Tensor) -> Callable[[Tensor, int], None]:
+    """What a block of finished sums y goes through: bias, then relu and dropout."""
+    apply_ = None if after is None else after.over(y.shape[1])
+    bias = None if bias is None else bias.to(y.dtype)
 
     def finish_(rows: Tensor, first: int) -> None:
         if bias is not None:
@@ -83,10 +84,10 @@ class _GraphLinear(torch.autograd.Function):
         ctx.plan, ctx.world, ctx.tag, ctx.carrier, ctx.around = plan, world, (tag[0], "backward"), carrier, around
         ctx.save_for_backward(x, weight, root)
         ctx.has_bias = bias is not None
-        width = weight.shape[0]
+        width, weight, root = weight.shape[0], weight.to(x.dtype), None if root is None else root.to(x.dtype)
         step = _block_rows(x, width)
         y = world.buffers.empty(plan.local.shape[0], width, x)
-        finish_ = _finisher(around.after, bias, width)
+        finish_ = _finisher(around.after, bias, y)
         receive, route = plan.receive, plan.route
         if route is None and width == x.shape[1]:
             # The sum of a block is mapped while it is in cache.
@@ -142,7 +143,7 @@ class _GraphLinear(torch.autograd.Function):
             add_returned_(dz, arriving, route)
             for block, _ in blocks:
                 found.add(block, dz[block])
-        grad_bias = grad.sum(0) if ctx.has_bias else None
+        grad_bias = grad.sum(0, dtype=weight.dtype) if ctx.has_bias else None
         return found.x, found.weight, found.root, grad_bias, None, None, None, None, None
 
 
@@ -154,8 +155,8 @@ class _Gradients:
     ) -> None:
         self._x, self._before = x, before
         scale = 1.0 if before is None else before.scale  # the maps carry it
-        self._map = weight * scale
-        self._root_map = None if root is None else root * scale
+        self._map = (weight * scale).to(x.dtype)
+        self._root_map = None if root is None else (root * scale).to(x.dtype)
         self.x = out
         self.weight = torch.zeros_like(weight)
         self.root = None if root is None else torch.zeros_like(root)
@@ -165,7 +166,7 @@ class _Gradients:
         if self.root is None or self._root_map is None:
             return
         count = grad.shape[0]
-        self.root.addmm_(grad.t(), self._x[block][:count])
+        _add_product_(self.root, grad.t(), self._x[block][:count])
         if self.x is not None:
             torch.mm(grad, self._root_map, out=self.x[block][:count])
             self.x[block][count:] = 0
@@ -173,7 +174,7 @@ class _Gradients:
     def add(self, block: slice, dz: Tensor) -> None:
         """Then what comes by W; ``dz`` is its rows of dZ."""
         x = self._x[block]
-        self.weight.addmm_(dz.t(), x)
+        _add_product_(self.weight, dz.t(), x)
         if self.x is None:
             return
         out = self.x[block]
@@ -183,6 +184,14 @@ class _Gradients:
             out.addmm_(dz, self._map)
         if self._before is not None:
             out.mul_(torch.gt(x, 0, out=torch.empty_like(x)))
+
+
+def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """``total += a b``, where total may be of a wider type."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total.add_(torch.mm(a, b))
 
 
 class _Linear(torch.autograd.Function):
@@ -201,9 +210,9 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(p, weight, q, root)
         ctx.has_bias, ctx.buffers = bias is not None, world.buffers
-        width = weight.shape[0]
+        width, weight, root = weight.shape[0], weight.to(p.dtype), None if root is None else root.to(p.dtype)
         y = world.buffers.empty(p.shape[0], width, p)
-        finish_ = _finisher(after, bias, width)
+        finish_ = _finisher(after, bias, y)
         for block in _rows(p.shape[0], _block_rows(p, width)):
             out = torch.mm(p[block], weight.t(), out=y[block])
             if q is not None and root is not None:
@@ -216,15 +225,17 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         p, weight, q, root = ctx.saved_tensors
         empty = ctx.buffers.empty
-        grad_p = torch.mm(grad, weight, out=empty(*p.shape, grad)) if ctx.needs_input_grad[0] else None
-        wanted = q is not None and ctx.needs_input_grad[2]
-        grad_q = torch.mm(grad, root, out=empty(*q.shape, grad)) if wanted else None
+        grad_p = grad_q = None
+        if ctx.needs_input_grad[0]:
+            grad_p = torch.mm(grad, weight.to(grad.dtype), out=empty(*p.shape, grad))
+        if q is not None and ctx.needs_input_grad[2]:
+            grad_q = torch.mm(grad, root.to(grad.dtype), out=empty(*q.shape, grad))
         return (
             grad_p,
-            torch.mm(grad.t(), p),
+            torch.mm(grad.t(), p).to(weight.dtype),
             grad_q,
-            None if q is None or root is None else torch.mm(grad.t(), q),
-            grad.sum(0) if ctx.has_bias else None,
+            None if q is None or root is None else torch.mm(grad.t(), q).to(root.dtype),
+            grad.sum(0, dtype=weight.dtype) if ctx.has_bias else None,
             None,
             None,
         )

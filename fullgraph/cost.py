@@ -18,6 +18,7 @@ Tag = tuple[int, str]
 """(layer, "forward" or "backward")"""
 Ledger = dict[Tag, list[int]]
 """Bytes that a rank sends to each rank."""
+ITEM_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,11 +216,11 @@ def memory_by_tensor(
     what is kept; ``exchange`` are the message rows on their way. The process itself (Python, torch) and what it needs
     while it loads (`loading_bytes`) are not in it. ``learned``: the features are a table that training learns.
     """
-    size = 8 if config.dtype == "float64" else 4
+    size, weight_size = ITEM_BYTES[config.dtype], ITEM_BYTES[config.weight_dtype]
     widths = [features] + [config.hidden] * (config.layers - 1) + [outputs]
-    weights = _weights(config, widths, rank.edge_features) * size
+    weights = _weights(config, widths, rank.edge_features) * weight_size
     sparse = rank.stored_features is not None
-    table = rank.owned * features * size if learned else 0
+    table = rank.owned * features * weight_size if learned else 0
     states = 1 if config.optimizer == "sgd" else 2
     held: dict[str, int] = {
         "weights": weights,
@@ -332,7 +333,8 @@ def _attention_layer(
     w = b * heads if last else b
     entries = (rows.edges + rows.n_out) * heads
     known, n_in, n_out = (rows.n_in + rows.halo) * size, rows.n_in * size, rows.n_out * size
-    kept["attention"] = known * w + entries * (size + 1 + bool(config.dropout))
+    wide = max(size, 4)  # what is formed for the edges is in float32 at least
+    kept["attention"] = known * w + entries * (wide + 1 + bool(config.dropout))
     if not last:
         kept["output"] = n_out * w
     forward = n_out * w

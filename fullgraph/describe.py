@@ -43,6 +43,8 @@ def _narrowed(trainer: Trainer, facts: dict[str, Any]) -> list[str]:
     if isinstance(trainer.model, GNN) and trainer.model.edge_dim:
         types["edge features"] = facts.get("edge_feature_dtype")
     found = [f"{what} are {dtype}" for what, dtype in types.items() if dtype in wide]
+    if trainer.config.dtype == "bfloat16":
+        return ["bfloat16: rows are rounded to 8 bits (--dtype); sums, weights, optimiser and loss are float32"]
     if trainer.config.dtype == "float64" or not found:
         return []
     return [f"{' and '.join(found)} in the shards and computed with as float32 (--dtype float64 keeps them)"]

@@ -171,7 +171,7 @@ def _metis() -> Iterator[Finding]:
 def _kernels() -> Iterator[Finding]:
     devices = [torch.device("cpu")] + ([torch.device("cuda")] if torch.cuda.is_available() else [])
     for device in devices:
-        for dtype in (torch.float32, torch.float64):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
             check_kernels(device, dtype, edges=_MANY_EDGES)
     names = " and ".join(device.type for device in devices)
     yield Finding(what="kernels", text=f"equal to dense products on {names}; {_MANY_EDGES:,} ones sum to as many")

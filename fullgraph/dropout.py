@@ -101,7 +101,12 @@ class _Mask:
         out = rows if out is None else out
         if self._keep is None or self._keep.dtype != rows.dtype:
             self._keep = rows.new_empty(min(self.step, self.rows.shape[0]), self.width)
-        kept = self.draw(slice(first, first + rows.shape[0]), self._keep).mul_(self.scale)
+        kept = self.draw(slice(first, first + rows.shape[0]), self._keep)
+        if rows.dtype == torch.bfloat16:  # in which the scale itself would be rounded, and the mean with it
+            torch.mul(rows, self.scale, out=out)
+            rows = out
+        else:
+            kept.mul_(self.scale)
         if relu:
             torch.clamp_min(rows, 0, out=out)
             out.mul_(kept)

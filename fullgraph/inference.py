@@ -36,7 +36,7 @@ from fullgraph.checks import (
 from fullgraph.config import TrainConfig
 from fullgraph.files import appears_by_rename
 from fullgraph.gather import blocks_in_order
-from fullgraph.kernels import SparseRows
+from fullgraph.kernels import SparseRows, at_least_float32
 from fullgraph.loading import load_shard
 from fullgraph.metrics import Scores, Target, choose_target, fit_labels, run_model, score
 from fullgraph.models import GNN, build_model
@@ -131,8 +131,8 @@ def outputs(trained: Trained, kind: Kind = "labels") -> Tensor:
         model.eval()
         with torch.no_grad():
             this_pass = Pass(training=False)
-            rows = model.embed(part.x, part.views(this_pass))
-        return rows.to_dense() if isinstance(rows, SparseRows) else rows.detach()
+            rows = model.embed(part.rows(part.whole.n_in), part.views(this_pass))
+        return at_least_float32(rows.to_dense() if isinstance(rows, SparseRows) else rows.detach())
     logits = run_model(model, part)
     if trained.task == "regression":
         if kind == "probabilities":

@@ -63,14 +63,15 @@ class SparseMatrix:
                 return self, order
         return SparseMatrix((self.shape[1], self.shape[0]), indptr, indices, values), order
 
-    def scaled(self, rows: Tensor | None, cols: Tensor | None) -> SparseMatrix:
-        """``diag(rows) A diag(cols)`` over the same pattern; scales are [m] and [n], None for ones."""
+    def scaled(self, rows: Tensor | None, cols: Tensor | None, dtype: torch.dtype) -> SparseMatrix:
+        """``diag(rows) A diag(cols)`` over the same pattern, rounded to ``dtype`` once; scales are [m] and [n], None
+        for ones."""
         values = self.values
         for scale, ids in ((rows, self.rows), (cols, self.indices)):
             if scale is not None:
                 factor = scale.index_select(0, ids)
                 values = factor if values is None else values * factor
-        return SparseMatrix(self.shape, self.indptr, self.indices, values)
+        return SparseMatrix(self.shape, self.indptr, self.indices, None if values is None else values.to(dtype))
 
     @functools.cached_property
     def nonempty(self) -> tuple[Tensor, SparseMatrix]:
@@ -160,13 +161,16 @@ with warnings.catch_warnings():  # torch says once that its CSR tensors are new
 
 
 def spmm(a: SparseMatrix, x: Tensor, values: Tensor | None = None) -> Tensor:
-    """``A x`` [m, D] for x [n, D]; ``values`` [nnz] replaces those of ``a``."""
+    """``A x`` [m, D] for x [n, D]; ``values`` [nnz] replaces those of ``a``. bfloat16 rows are added up in float32 and
+    their sum is rounded once."""
     if x.shape[0] != a.shape[1]:
         raise ValueError(f"spmm: A is {a.shape[0]} x {a.shape[1]} but x has {x.shape[0]} rows")
     if values is None:
         values = a.values
     if a.nnz == 0 or x.shape[1] == 0:
         return x.new_zeros(a.shape[0], x.shape[1])
+    if values is not None:
+        values = values.to(x.dtype)
     if x.is_cuda:
         product: Tensor = torch.sparse.mm(_csr(a, x.new_ones(a.nnz) if values is None else values), x)
         return product
@@ -258,12 +262,18 @@ class SparseRows:
 
     def matmul(self, w: Tensor) -> Tensor:
         """``X w`` [n, D], differentiable in w [F, D]."""
-        return _SparseLinear.apply(self.matrix, self.values, w)  # type: ignore[no-any-return, no-untyped-call]
+        return _SparseLinear.apply(self.matrix, self.values, w.to(self.values.dtype))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """``x``, or what it holds in float32 where it is narrower."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def linear(x: Tensor | SparseRows, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x weight^T + bias`` for dense or sparse rows; weight is [D_out, D_in] as in ``torch.nn.Linear``."""
+    """``x weight^T + bias`` for dense or sparse rows, in their type; weight is [D_out, D_in] as in
+    ``torch.nn.Linear``."""
     if isinstance(x, SparseRows):
         y = x.matmul(weight.t())
-        return y if bias is None else y + bias
-    return torch.nn.functional.linear(x, weight, bias)
+        return y if bias is None else y + bias.to(y.dtype)
+    return torch.nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))

@@ -62,6 +62,8 @@ def _remedy(trainer: Trainer) -> str:
     ways = [f"use more ranks on more hosts, a smaller --hidden (now {config.hidden})"]
     if config.dtype == "float64":
         ways.append("--dtype float32")
+    elif config.dtype == "float32":
+        ways.append("--dtype bfloat16")
     if not config.prune:
         ways.append("pruning (leave out --no-prune)")
     if trainer.part.input.mode != "exchange":

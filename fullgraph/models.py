@@ -15,7 +15,7 @@ from fullgraph.attention import attention
 from fullgraph.config import TrainConfig
 from fullgraph.convolve import ALONE, Surroundings
 from fullgraph.dropout import ReluDropout, activate_, derive, threshold
-from fullgraph.kernels import SparseRows, linear
+from fullgraph.kernels import SparseRows, at_least_float32, linear
 from fullgraph.shards import Shard
 from fullgraph.view import LayerView
 
@@ -81,8 +81,8 @@ class GINConv(nn.Module):
         # The MLP's first map commutes with the sum.
         aggregated = view.propagate(x, "sum", self.first.weight)
         own = linear(view.own(x), self.first.weight)
-        y = aggregated + (1 + self.eps) * own + self.first.bias
-        return self.second(F.relu(y))  # type: ignore[no-any-return]
+        y = aggregated + (1 + self.eps) * own + self.first.bias.to(own.dtype)
+        return linear(F.relu(y), self.second.weight, self.second.bias)
 
 
 class GATConv(nn.Module):
@@ -142,7 +142,7 @@ class GATConv(nn.Module):
         if self.concat:
             return y
         y = y.view(-1, self.heads, self.d_out).mean(1)
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def _edge_logits(self, view: LayerView) -> Tensor | None:
         """[e', heads] in the order of the edges with one loop a node."""
@@ -159,7 +159,7 @@ class LayerNorm(nn.LayerNorm):
     """Layer norm of each row."""
 
     def forward(self, x: Tensor, view: LayerView) -> Tensor:  # type: ignore[override]
-        return super().forward(x)
+        return super().forward(at_least_float32(x)).to(x.dtype)
 
 
 class BatchNorm(nn.Module):
@@ -182,7 +182,8 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor, view: LayerView) -> Tensor:
         if not view.training:
             scale = self.weight * torch.rsqrt(self.running_var + self.eps)
-            return (x - self.running_mean) * scale + self.bias
+            return ((x - self.running_mean) * scale + self.bias).to(x.dtype)
+        dtype, x = x.dtype, at_least_float32(x)
         count = view.num_nodes_global
         mean = view.sum_over_ranks(x.sum(0)) / count
         centred = x - mean
@@ -190,7 +191,7 @@ class BatchNorm(nn.Module):
         with torch.no_grad():
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(var * (count / max(count - 1, 1)), self.momentum)
-        return centred * (self.weight * torch.rsqrt(var + self.eps)) + self.bias
+        return (centred * (self.weight * torch.rsqrt(var + self.eps)) + self.bias).to(dtype)
 
 
 class GNN(nn.Module):
@@ -283,8 +284,8 @@ def build_model(
     config: TrainConfig, d_in: int, d_out: int, factory: ModelFactory | None = None, *, edge_dim: int = 0
 ) -> nn.Module:
     """``config``'s model, or the user's, with initial weights by ``config.seed`` alone, so that every rank has the
-    same; in ``config.dtype``."""
+    same; in ``config.weight_dtype``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = GNN(config, d_in, d_out, edge_dim) if factory is None else factory(d_in, d_out)
-    return model.to(getattr(torch, config.dtype))
+    return model.to(getattr(torch, config.weight_dtype))

@@ -75,17 +75,17 @@ class LinearPlan:
     def _scaled(self) -> dict[str, LinearPlan]:
         return {}
 
-    def scaled(self, name: str, in_scale: Tensor | None, out_scale: Tensor | None) -> LinearPlan:
-        """``diag(out_scale) A diag(in_scale)``, made once under ``name``; scales are [n_in] and [n_out].
+    def scaled(self, name: str, in_scale: Tensor | None, out_scale: Tensor | None, dtype: torch.dtype) -> LinearPlan:
+        """``diag(out_scale) A diag(in_scale)`` in ``dtype``, made once under ``name``; scales are [n_in] and [n_out].
 
         The scales are values of the matrices, which costs the sparse kernel nothing and saves passes over the rows.
         """
         if name not in self._scaled:
-            receive = None if self.receive is None else self.receive.scaled(out_scale, None)
+            receive = None if self.receive is None else self.receive.scaled(out_scale, None, dtype)
             route = self.route
             if route is not None and in_scale is not None:
-                route = dataclasses.replace(route, send=route.send.scaled(None, in_scale), select=None)
-            self._scaled[name] = LinearPlan(self.local.scaled(out_scale, in_scale), receive, route)
+                route = dataclasses.replace(route, send=route.send.scaled(None, in_scale, dtype), select=None)
+            self._scaled[name] = LinearPlan(self.local.scaled(out_scale, in_scale, dtype), receive, route)
         return self._scaled[name]
 
 

@@ -285,7 +285,7 @@ class Trainer:
 
     @property
     def _itemsize(self) -> int:
-        return self.part.degrees.in_weight.element_size()
+        return self.part.whole.dtype.itemsize
 
     def _exchanges(self) -> dict[int, tuple[Crossing, Route]] | None:
         """By layer, what crosses in a training step, and by which route; None where the model's widths are not known.

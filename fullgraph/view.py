@@ -26,7 +26,7 @@ from fullgraph.convolve import ALONE, Surroundings, graph_linear, pair_linear
 from fullgraph.cost import Layer0, Tag
 from fullgraph.dropout import MaskKey, ReluDropout, activate_, derive, dropout, keep_entries, keep_mask, threshold
 from fullgraph.exchange import Carrier, halo_rows, received_rows
-from fullgraph.kernels import SparseRows, linear, sparse_matrix
+from fullgraph.kernels import SparseRows, at_least_float32, linear, sparse_matrix
 from fullgraph.learned import initial_table
 from fullgraph.plan import EdgeFeatures, LinearPlan, Plan, halo_route
 from fullgraph.policy import StepPolicy
@@ -167,16 +167,17 @@ def _aggregate(
     x: Tensor, norm: Norm, plan: Plan, degrees: Degrees, tag: Tag = SETUP, carrier: Carrier | None = None
 ) -> Tensor:
     """``norm(A) x`` [n_out, D] over all ranks for x [n_in, D]."""
-    return propagate(x, _normalised(plan.linear, norm, degrees), world=plan.world, tag=tag, carrier=carrier)
+    normalised = _normalised(plan.linear, norm, degrees, x.dtype)
+    return propagate(x, normalised, world=plan.world, tag=tag, carrier=carrier)
 
 
-def _normalised(plan: LinearPlan, norm: Norm, degrees: Degrees) -> LinearPlan:
+def _normalised(plan: LinearPlan, norm: Norm, degrees: Degrees, dtype: torch.dtype) -> LinearPlan:
     n_out, n_in = plan.local.shape
     if norm == "mean":
-        return plan.scaled("mean", None, degrees.mean_scale[:n_out, 0])
+        return plan.scaled("mean", None, degrees.mean_scale[:n_out, 0], dtype)
     if norm == "gcn":
         scale = degrees.gcn_scale[:, 0]
-        return plan.with_loops.scaled("gcn", scale[:n_in], scale[:n_out])
+        return plan.with_loops.scaled("gcn", scale[:n_in], scale[:n_out], dtype)
     return plan
 
 
@@ -296,10 +297,10 @@ class LayerView:
         dropped = self._drawn_from_input(x) if self._keeps else None
         if self.input is not None and dropped is not None:
             kept = self.input.kept(self.plan)
-            return kept.drawn(dropped or None), _normalised(self.plan.kept_linear, norm, kept.degrees)
+            return kept.drawn(dropped or None), _normalised(self.plan.kept_linear, norm, kept.degrees, x.dtype)
         if (cached := self._masked_here(x, tag)) is not None:
-            return cached, _normalised(self.plan.kept_linear, norm, self.halo_nodes(self.plan)[1])
-        return x, _normalised(self.plan.linear, norm, self.degrees)
+            return cached, _normalised(self.plan.kept_linear, norm, self.halo_nodes(self.plan)[1], x.dtype)
+        return x, _normalised(self.plan.linear, norm, self.degrees, x.dtype)
 
     def with_halo(self, x: Tensor | SparseRows, weight: Tensor | None = None) -> Tensor:
         """``[owned | halo]`` rows [n_in + h, D] of x [n_in, D], or of ``x weight^T``; differentiable. ``edge_index[0]``
@@ -523,14 +524,21 @@ class GraphPart:
             ]
         return views
 
+    def rows(self, count: int) -> Tensor | SparseRows:
+        """The first ``count`` nodes' features in the type of rows, where learned ones are kept in that of weights."""
+        x = self.x
+        if isinstance(x, SparseRows):
+            return x if count == x.shape[0] else x.narrow(count)
+        return (x if count == x.shape[0] else x[:count]).to(self.whole.dtype)
+
     def run(self, model: nn.Module, this_pass: Pass) -> Tensor:
-        """The model's outputs [n_out, C] of one pass: of all owned nodes, or in training of those that are needed."""
+        """The model's outputs [n_out, C] of one pass: of all owned nodes, or in training of those that are needed; in
+        float32 at least."""
         views = self.views(this_pass)
         n_in = views[0].n_in
-        x = self.x if n_in == self.x.shape[0] else self.x[:n_in] if isinstance(self.x, Tensor) else self.x.narrow(n_in)
-        this_pass.input = x
-        out: Tensor = model(x, views)
-        return out
+        this_pass.input = self.rows(n_in)
+        out: Tensor = model(this_pass.input, views)
+        return at_least_float32(out)
 
 
 def make_part(
@@ -554,7 +562,7 @@ def make_part(
     one whose depth is not known (None) is not. ``dense`` spreads out sparse features; ``seed`` draws the first rows of
     learned ones. Raises ``RankError`` on all ranks where two shards do not fit, or one has no features.
     """
-    device = world.device
+    device, wide = world.device, torch.promote_types(dtype, torch.float32)
     with world.stage("load"):
         if shard.x is None and not shard.learned_features:
             raise ValueError(
@@ -574,7 +582,7 @@ def make_part(
             reach = distances(graph, train, num_layers, send, route.counts, world)
             counts, complete = needed(reach, num_layers, whole_layers, world)
             graph = local_graph(shard, np.argsort(reach, kind="stable"))
-    edge_features = EdgeFeatures(graph, device, dtype)
+    edge_features = EdgeFeatures(graph, device, wide)
     whole = Plan(graph, world, n, n, kind, dtype, edge_features)
     training = None
     if counts is not None:
@@ -586,7 +594,7 @@ def make_part(
         order = torch.from_numpy(graph.order)
         x: Tensor | SparseRows
         if shard.x is None:
-            x = initial_table(whole.owned_global, shard.learned_features, seed, dtype)
+            x = initial_table(whole.owned_global, shard.learned_features, seed, wide)
         else:
             x = _features(shard.x, graph.order, dtype, feature_norm, device)
         x = x.to_dense() if dense and isinstance(x, SparseRows) else x
@@ -595,9 +603,9 @@ def make_part(
             for name in ("train", "val", "test")
             if getattr(shard, name).shape[0]
         }
-        y = None if shard.y is None else _labels(shard, dtype)[order].to(device)
-        in_weight = torch.from_numpy(shard.in_weight).to(dtype)[:, None]
-        loops = torch.from_numpy(shard.loop_count).to(dtype)[:, None]
+        y = None if shard.y is None else _labels(shard, wide)[order].to(device)
+        in_weight = torch.from_numpy(shard.in_weight).to(wide)[:, None]
+        loops = torch.from_numpy(shard.loop_count).to(wide)[:, None]
         degrees = Degrees(in_weight[order].to(device), loops[order].to(device))
         halo_degrees = Degrees(in_weight[n:].to(device), loops[n:].to(device))
         halo_global = torch.from_numpy(shard.halo_global).to(device)
@@ -610,11 +618,12 @@ def _features(
     x: Array | sp.csr_array, order: NDArray[np.int64], dtype: torch.dtype, feature_norm: str, device: torch.device
 ) -> Tensor | SparseRows:
     if isinstance(x, np.ndarray):
-        dense = torch.from_numpy(x[order]).to(device, dtype)
+        dense = torch.from_numpy(x[order]).to(device)
         if feature_norm == "row":
+            dense = dense.to(torch.promote_types(dtype, torch.float32))
             total = dense.sum(1, keepdim=True)
             dense = torch.where(total != 0, dense / total, dense)
-        return dense
+        return dense.to(dtype)
     x = x[order]
     matrix = sparse_matrix(x.shape, x.indptr, x.indices).to(device, dtype)
     values = torch.from_numpy(x.data).to(device, dtype)

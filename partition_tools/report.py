@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullgraph.config import TrainConfig
-from fullgraph.cost import Layer0, Machine, memory_by_tensor
+from fullgraph.cost import ITEM_BYTES, Layer0, Machine, memory_by_tensor
 from fullgraph.cut import CutCounts, LayerCounts, cut_counts, cut_counts_of_shards, label_reach, layer_counts
 from fullgraph.shards import Manifest, Shard, read_manifest, read_shard, stored_features
 from fullgraph.step import ModelShape, StepCost, rank_rows, step_cost
@@ -256,7 +256,7 @@ class _Build:
             learned_input=bool(learned),
             plan=config.plan,
             layer0=None if config.layer0 == "auto" else config.layer0,
-            itemsize=8 if config.dtype == "float64" else 4,
+            itemsize=ITEM_BYTES[config.dtype],
         )
 
     def _shards(self) -> Iterator[Shard]:

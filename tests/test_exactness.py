@@ -36,6 +36,7 @@ MODELS = ("gcn", "sage", "gin", "gat")
 SIZES = (1, 2, 3, 4)
 STEPS = 20
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
+LEARNED = "learned features"
 INTEGERS = 50
 """Inputs and weights are integers of this size at most, so that every order of summation gives the same bits."""
 
@@ -336,6 +337,33 @@ def test_training_in_single_precision(ranks: RankPool, shards: Shards, parts: in
     )
 
 
+BFLOAT16_LOSS, BFLOAT16_GRADIENT = 2.0**-6, 2.0**-3
+"""What a step in bfloat16 may be off: of the loss, and of the norm of the gradient. An element is rounded to 2^-9 of
+itself; one that relu or a norm then treats otherwise counts for more on graphs of a few dozen nodes."""
+
+
+@pytest.mark.parametrize("parts", SIZES)
+def test_a_step_in_bfloat16_is_near_that_in_float32(ranks: RankPool, shards: Shards, parts: int) -> None:
+    runs = [
+        (name, options(model, name, dtype="bfloat16"))
+        for name, model in [*itertools.product(("loops", "weighted"), MODELS), ("sparse", "sage"), (LEARNED, "gcn")]
+    ]
+    jobs = [(shards(name, parts), config) for name, config in runs]
+    courses = ranks.run(parts, train_on_ranks, jobs, timeout=30 + 6.0 * len(jobs))
+    for i, (name, config) in enumerate(runs):
+        expected = oracle(name, dataclasses.replace(config, dtype="float32"))
+        first, *others = [course[i] for course in courses]
+        assert all(same(first, other) for other in others), (name, config)
+        assert first.losses[0] == pytest.approx(expected.losses[0], rel=BFLOAT16_LOSS), (name, config)
+        assert all(gradient.dtype == torch.float32 for gradient in first.gradients.values())
+        found, wanted = (
+            torch.cat([of[parameter].flatten() for parameter in expected.gradients])
+            for of in (first.gradients, expected.gradients)
+        )
+        error = float((found - wanted).norm() / wanted.norm())
+        assert error <= BFLOAT16_GRADIENT, (name, config, error)
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 def test_options_that_change_the_model(ranks: RankPool, shards: Shards, parts: int) -> None:
     runs = [
@@ -350,9 +378,6 @@ def test_options_that_change_the_model(ranks: RankPool, shards: Shards, parts: i
 
 def test_edge_features_can_be_left_out(ranks: RankPool, shards: Shards) -> None:
     check_training(ranks, shards, 3, [("edge features", options("gat", "edge features", edge_features=False))])
-
-
-LEARNED = "learned features"
 
 
 def test_learned_features_under_other_options(ranks: RankPool, shards: Shards) -> None:

@@ -67,6 +67,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "residual": {"residual": True, "layers": 3, "prune": False},
     "input dropout": {"input_dropout": 0.3, "layer0": "exchange"},
     "float64": {"dtype": "float64", "dropout": 0.0},
+    "bfloat16": {"dtype": "bfloat16"},
 }
 
 

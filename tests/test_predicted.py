@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fullgraph.config import TrainConfig
-from fullgraph.cost import Ledger
+from fullgraph.cost import ITEM_BYTES, Ledger
 from fullgraph.loading import load_shard
 from fullgraph.trainer import make_trainer
 from fullgraph.world import Meter, World
@@ -29,6 +29,7 @@ RUNS = (
     TrainConfig(model="gin", layers=3, hidden=32, norm="batch", input_dropout=0.2),
     TrainConfig(model="gat", layers=2, hidden=8, heads=2, out_heads=2, layer0="once"),
     TrainConfig(model="gat", layers=2, hidden=8, heads=2, prune=False, layer0="exchange", dtype="float64"),
+    TrainConfig(model="sage", layers=2, hidden=8, dtype="bfloat16"),
 )
 Told = tuple[Ledger, str, int]
 
@@ -58,7 +59,7 @@ def check(found: Report, ranks: list[Told], config: TrainConfig) -> None:
     assert [part.bytes_per_epoch for part in found.per_part] == per_part
     assert per_part == [sent for _, _, sent in ranks]
     assert (found.bytes_per_epoch, found.max_bytes_per_epoch) == (sum(per_part), max(per_part))
-    itemsize = 8 if config.dtype == "float64" else 4
+    itemsize = ITEM_BYTES[config.dtype]
     for layer in found.layers:
         forward = sum(sum(ledger.get((layer.layer, "forward"), [])) for ledger, _, _ in ranks)
         backward = sum(sum(ledger.get((layer.layer, "backward"), [])) for ledger, _, _ in ranks)

@@ -22,8 +22,11 @@ from partition_tools.graph import Graph, Splits
 from tests.ranks import RankPool
 
 NODES, STEPS, LAYERS = 60, 4, 3
+BFLOAT16 = 0.05
+"""What the first losses of training in bfloat16 may be off."""
+MODELS = ("gcn", "sage", "gin", "gat")
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "model": ("gcn", "sage", "gin", "gat"),
+    "model": MODELS,
     "plan": ("cover", "halo"),
     "prune": (True, False),
     "layer0": ("exchange", "once", "keep"),
@@ -32,6 +35,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "input_dropout": (0.0, 0.3),
     "residual": (False, True),
     "hidden": (4, 12),
+    "dtype": ("float64", "bfloat16"),
     "weighted": (False, True),
     "parts": (2, 1, 3, 4),
 }
@@ -93,12 +97,13 @@ def train(world: World, runs: list[tuple[Path, TrainConfig]]) -> list[dict[str, 
 
 def config_of(choice: dict[str, Any]) -> TrainConfig:
     options = {name: value for name, value in choice.items() if name not in ("weighted", "parts")}
-    return TrainConfig(**options, layers=LAYERS, heads=2, dropout=0.4, dtype="float64", optimizer="sgd", lr=0.1)
+    return TrainConfig(**options, layers=LAYERS, heads=2, dropout=0.4, optimizer="sgd", lr=0.1)
 
 
 def plainest(choice: dict[str, Any]) -> dict[str, Any]:
     """The same on one rank, with everything off that may not change a result."""
-    return choice | {"plan": "halo", "prune": False, "layer0": "exchange", "exchange_bytes": 1 << 30, "parts": 1}
+    off = {"plan": "halo", "prune": False, "layer0": "exchange", "exchange_bytes": 1 << 30, "dtype": "float64"}
+    return choice | off | {"parts": 1}
 
 
 def covering(options: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
@@ -140,6 +145,9 @@ def check(ranks: RankPool, shards: Any, choices: list[dict[str, Any]]) -> None:
         plain = plainest(choice)
         a = found[shards(choice["weighted"], choice["parts"]), config_of(choice)]
         b = found[shards(plain["weighted"], 1), config_of(plain)]
+        if choice["dtype"] == "bfloat16":
+            assert a["losses"] == pytest.approx(b["losses"], rel=BFLOAT16), choice
+            continue
         assert a["losses"] == pytest.approx(b["losses"], rel=1e-10), choice
         torch.testing.assert_close(a["state"], b["state"], rtol=1e-8, atol=1e-10, msg=str(choice))
         for split, metrics in b["scores"].items():
@@ -158,6 +166,16 @@ def test_every_pair_of_option_values(ranks: RankPool, shards: Any) -> None:
     choices = covering(OPTIONS)
     assert len(choices) < 60
     check(ranks, shards, choices)
+
+
+def test_bfloat16_sends_half_the_bytes_of_float32(ranks: RankPool, shards: Any) -> None:
+    def sent(dtype: str) -> int:
+        runs = [
+            (shards(False, 3), config_of(DEFAULT | {"model": model, "parts": 3, "dtype": dtype})) for model in MODELS
+        ]
+        return sum(found["bytes"] for of_rank in ranks.run(3, train, runs) for found in of_rank)
+
+    assert 4 * sent("bfloat16") == 2 * sent("float32") == sent("float64") > 0
 
 
 def test_what_is_pruned_and_covered_is_less(ranks: RankPool, shards: Any) -> None:
