@@ -156,6 +156,7 @@ def halo_rows(
     carrier: Carrier | None = None,
 ) -> Tensor:
     """``[owned | halo]`` rows [n_in + h, D] of x [n_in, D], or of ``x weight^T``; differentiable."""
+    weight = None if weight is None else weight.to(x.dtype)
     return _HaloRows.apply(x, weight, route, world, tag, carrier)  # type: ignore[no-any-return, no-untyped-call]
 
 

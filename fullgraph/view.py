@@ -271,7 +271,7 @@ class LayerView:
             self._undropped(x)
             y = _aggregate(linear(x, weight), norm, self.plan, self.degrees, tag, self._carrier())
             y = y if root is None else y + linear(self.own(x), root)
-            y = y if bias is None else y + bias
+            y = y if bias is None else y + bias.to(y.dtype)
             return y if around.after is None else activate_(y, around.after)
         aggregated = self._aggregated_once(x, norm)
         if aggregated is None:
