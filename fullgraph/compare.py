@@ -61,7 +61,9 @@ def compare(
             try:
                 found = train_once(loaded.shard, one, world, target)
             except RankError as error:
-                raise RankError(f"recipe {name}, seed {one.seed}: {error}", shown_by=error.shown_by) from error
+                raise RankError(
+                    f"recipe {name}, seed {one.seed}: {error}", shown_by=error.shown_by
+                ) from error.__cause__
             runs.setdefault(name, []).append(found)
             if console is not None:
                 score = f"{WORDS[found['scored_on']]} {show(found['metric'], found['test'])}"

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fullgraph.config import TrainConfig
+from fullgraph.exchange import halo_rows
 from fullgraph.loading import load_shard
 from fullgraph.policy import Policy, Recipe
 from fullgraph.propagate import propagate
@@ -301,6 +302,43 @@ def test_the_mean_of_many_draws_is_the_exact_aggregate(ranks: RankPool, shards: 
     for error, standard in ranks.run(3, mean_of_draws, shards(3), {"model": "gcn", "dtype": "float64"} | option, 2000):
         assert bool((standard > 0).any())
         assert bool((error.abs() <= 4 * standard + 1e-5).all())
+
+
+def bound(rows: torch.Tensor, codec: str) -> torch.Tensor:
+    """How far each number may arrive from what was sent."""
+    if codec == "bfloat16":
+        return 2.0**-8 * rows.abs()
+    return (rows.abs().amax(1, keepdim=True) / 127 * (1 + 1e-5)).expand_as(rows)
+
+
+def sent_there_and_back(world: World, folder: Path, codec: str) -> list[tuple[torch.Tensor, ...]]:
+    """(error, bound) of the halo rows and of the gradient that comes back for them."""
+    config = TrainConfig(**CHEAP | {"model": "gcn", "dtype": "float64", "codec": codec})
+    plan = make_trainer(load_shard(folder, world).shard, config, world).part.whole
+    draw = torch.Generator().manual_seed(world.rank)
+    x = torch.randn(plan.n_in, 7, dtype=torch.float64, generator=draw)
+    wanted = torch.randn(len(plan.halo.halo), 7, dtype=torch.float64, generator=draw)
+
+    def through(carrier: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = x.clone().requires_grad_()
+        halo = halo_rows(rows, plan.halo.route, world=world, carrier=carrier)[plan.n_in :]
+        halo.backward(grad)
+        assert rows.grad is not None
+        return halo.detach(), rows.grad
+
+    step = Policy(Recipe.of(config), world, seed=4).at(0)
+    assert step is not None
+    (rows, grad), (exact_rows, exact_grad) = through(step.carrier(0), wanted), through(None, wanted)
+    _, grad_bound = through(None, bound(wanted, codec))  # a gradient is a sum over those who got the row
+    return [(rows - exact_rows, bound(exact_rows, codec)), (grad - exact_grad, grad_bound)]
+
+
+@pytest.mark.parametrize("codec", ["bfloat16", "int8"])
+def test_rows_and_gradients_cross_within_the_bound(ranks: RankPool, shards: Any, codec: str) -> None:
+    for found in ranks.run(3, sent_there_and_back, shards(3), codec):
+        for error, most in found:
+            assert bool((error.abs() <= most + 1e-12).all())
+            assert bool((error.abs() > 0.05 * most).any())  # else the bound would say nothing
 
 
 class Mapped(torch.nn.Module):
