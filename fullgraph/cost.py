@@ -335,8 +335,6 @@ def _attention_layer(
     known, n_in, n_out = (rows.n_in + rows.halo) * size, rows.n_in * size, rows.n_out * size
     wide = max(size, 4)  # what is formed for the edges is in float32 at least
     kept["attention"] = known * w + entries * (wide + 1 + bool(config.dropout))
-    if not last:
-        kept["output"] = n_out * w
     forward = n_out * w
     backward = n_out * w + known * w + entries * size
     if needs_grad:

@@ -10,6 +10,7 @@ multiply and xor-shift: xor alone would leave every 2 x 2 minor of the mask depe
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -95,23 +96,14 @@ class _Mask:
             h.bitwise_xor_(torch.bitwise_right_shift(h, 32, out=shifted).bitwise_and_(_LOW32))
         return torch.ge(h.view(torch.int16)[:, : self.width], self.cut, out=out[:count])
 
-    def drop_(self, rows: Tensor, first: int, *, out: Tensor | None = None, relu: bool) -> None:
-        """``out`` (``rows`` itself by default) becomes dropout of at most ``step`` rows, or of their relu; ``first``
-        is the index of the first."""
-        out = rows if out is None else out
+    def drop(self, rows: Tensor, first: int, out: Tensor) -> Tensor:
+        """Dropout of at most ``step`` rows into ``out``, which may be these; ``first`` is the index of the first."""
         if self._keep is None or self._keep.dtype != rows.dtype:
             self._keep = rows.new_empty(min(self.step, self.rows.shape[0]), self.width)
         kept = self.draw(slice(first, first + rows.shape[0]), self._keep)
         if rows.dtype == torch.bfloat16:  # in which the scale itself would be rounded, and the mean with it
-            torch.mul(rows, self.scale, out=out)
-            rows = out
-        else:
-            kept.mul_(self.scale)
-        if relu:
-            torch.clamp_min(rows, 0, out=out)
-            out.mul_(kept)
-        else:
-            torch.mul(rows, kept, out=out)
+            return torch.mul(rows, self.scale, out=out).mul_(kept)
+        return torch.mul(rows, kept.mul_(self.scale), out=out)
 
 
 def keep_mask(ids: Tensor, width: int, p: float, key: MaskKey) -> Tensor:
@@ -134,11 +126,11 @@ def keep_entries(ids: Tensor, columns: Tensor, p: float, key: MaskKey) -> Tensor
     return lanes.gather(1, lane).squeeze(1) >= threshold(p)[0]
 
 
-def _drop(x: Tensor, out: Tensor, ids: Tensor, p: float, key: MaskKey, *, relu: bool = False) -> Tensor:
-    """``out = dropout(x)``, or of ``relu(x)``, in one pass over memory; ``out`` may be ``x``."""
+def _drop(x: Tensor, out: Tensor, ids: Tensor, p: float, key: MaskKey) -> Tensor:
+    """``out = dropout(x)`` in one pass over memory."""
     mask = _Mask(ids, x.shape[1], p, key)
     for block in mask.blocks():
-        mask.drop_(x[block], block.start, out=out[block], relu=relu)
+        mask.drop(x[block], block.start, out[block])
     return out
 
 
@@ -174,44 +166,82 @@ class _Dropout(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
-class ReluDropout:
-    """``dropout(relu(y))`` of hidden rows with global ``ids`` [rows]; relu alone where ``p`` is 0 or there is no key.
+class Activation(abc.ABC):
+    """``dropout(f(y))`` of hidden rows with global ``ids`` [rows]; f alone where ``p`` is 0 or there is no key.
 
-    The layer that makes the rows applies it to them block by block, and the layer that takes them applies its
-    derivative to their gradient, block by block too, so that no pass over memory is spent on either. Nothing else may
-    take such rows, where gradients are wanted.
+    It is applied in the memory of y, and its derivative is a function of the result, so that neither y nor f(y) is
+    kept. Nothing else may take such rows, where gradients are wanted.
     """
 
     ids: Tensor
     p: float
     key: MaskKey | None
 
+    @staticmethod
+    @abc.abstractmethod
+    def function_(y: Tensor) -> Tensor:
+        """f in the memory of y."""
+
+    @abc.abstractmethod
+    def derive(self, x: Tensor, grad: Tensor, out: Tensor) -> Tensor:
+        """Into ``out`` [rows, D]: the gradient before this, from ``grad`` of rows x that it made."""
+
     @property
     def scale(self) -> float:
-        """The derivative where a row's element is positive; elsewhere it is 0."""
+        """Of what dropout leaves."""
         return 1.0 if self.key is None else threshold(self.p)[1]
 
     def over(self, width: int) -> Callable[[Tensor, int], None]:
         """What applies it to rows [m, width], in place, of which the first has the given index."""
-        if self.key is None:
-            return _relu_
-        mask = _Mask(self.ids, width, self.p, self.key)
+        mask = None if self.key is None else _Mask(self.ids, width, self.p, self.key)
 
         def apply_(rows: Tensor, first: int) -> None:
+            if mask is None:
+                self.function_(rows)
+                return
             for start in range(0, rows.shape[0], mask.step):
                 part = rows[start : start + mask.step]
-                mask.drop_(part, first + start, relu=True)
+                mask.drop(self.function_(part), first + start, part)
 
         return apply_
 
 
-def _relu_(rows: Tensor, first: int) -> None:
-    torch.clamp_min_(rows, 0)
+class ReluDropout(Activation):
+    """The layer that makes the rows applies it to them block by block, and the layer that takes them applies its
+    derivative to their gradient, block by block too, so that no pass over memory is spent on either."""
+
+    @staticmethod
+    def function_(y: Tensor) -> Tensor:
+        return torch.relu_(y)
+
+    def derive(self, x: Tensor, grad: Tensor, out: Tensor) -> Tensor:
+        """What is positive in the result was positive and kept, so no mask is drawn."""
+        step = max(1, _BLOCK * _LANES * torch.get_num_threads() // max(x.shape[1], 1))
+        for start in range(0, x.shape[0], step):
+            block = slice(start, start + step)
+            torch.gt(x[block], 0, out=out[block])
+            out[block].mul_(grad[block]).mul_(self.scale)
+        return out
+
+
+class EluDropout(Activation):
+    @staticmethod
+    def function_(y: Tensor) -> Tensor:
+        return torch.nn.functional.elu_(y)
+
+    def derive(self, x: Tensor, grad: Tensor, out: Tensor) -> Tensor:
+        """``elu'(y) = 1 + min(elu(y), 0)``, and ``elu(y)`` is the result over ``scale`` where it was kept."""
+        mask = _Mask(self.ids[: x.shape[0]], x.shape[1], self.p if self.key else 0.0, self.key or MaskKey(0, 0, 0))
+        for block in mask.blocks():
+            torch.clamp_max(x[block], 0, out=out[block]).div_(self.scale).add_(1).mul_(grad[block])
+            if self.key is not None:
+                mask.drop(out[block], block.start, out[block])
+        return out
 
 
 class _Activate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, activation: ReluDropout) -> Tensor:
+    def forward(ctx: Any, y: Tensor, activation: Activation) -> Tensor:
         ctx.mark_dirty(y)
         activation.over(y.shape[1])(y, 0)
         return y
@@ -223,25 +253,17 @@ class _Activate(torch.autograd.Function):
 
 
 class _Derive(torch.autograd.Function):
-    """What is positive in the result was positive and kept, so backward needs nothing else."""
-
     @staticmethod
-    def forward(ctx: Any, x: Tensor, activation: ReluDropout) -> Tensor:
+    def forward(ctx: Any, x: Tensor, activation: Activation, buffers: Buffers) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.scale = activation.scale
+        ctx.activation, ctx.buffers = activation, buffers
         return x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
-        out = torch.empty_like(grad)
-        step = max(1, _BLOCK * _LANES * torch.get_num_threads() // max(grad.shape[1], 1))
-        for start in range(0, grad.shape[0], step):
-            block = slice(start, start + step)
-            torch.gt(x[block], 0, out=out[block])
-            out[block].mul_(grad[block]).mul_(ctx.scale)
-        return out, None
+        return ctx.activation.derive(x, grad, ctx.buffers.empty(*grad.shape, grad)), None, None
 
 
 def dropout(x: Tensor, ids: Tensor, p: float, key: MaskKey, buffers: Buffers | None = None) -> Tensor:
@@ -251,13 +273,13 @@ def dropout(x: Tensor, ids: Tensor, p: float, key: MaskKey, buffers: Buffers | N
     return _Dropout.apply(x, ids, p, key, buffers or Buffers())  # type: ignore[no-any-return, no-untyped-call]
 
 
-def activate_(y: Tensor, activation: ReluDropout) -> Tensor:
+def activate_(y: Tensor, activation: Activation) -> Tensor:
     """``activation`` of y [rows, D], in its memory. Its derivative is left to whoever takes the result (``derive``)."""
     return _Activate.apply(y, activation)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def derive(x: Tensor, activation: ReluDropout | None) -> Tensor:
+def derive(x: Tensor, activation: Activation | None, buffers: Buffers | None = None) -> Tensor:
     """x [rows, D] itself, which ``activation`` made; the gradient that goes back through here gets its derivative."""
     if activation is None:
         return x
-    return _Derive.apply(x, activation)  # type: ignore[no-any-return, no-untyped-call]
+    return _Derive.apply(x, activation, buffers or Buffers())  # type: ignore[no-any-return, no-untyped-call]

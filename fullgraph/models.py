@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 from fullgraph.attention import attention
 from fullgraph.config import TrainConfig
 from fullgraph.convolve import ALONE, Surroundings
-from fullgraph.dropout import ReluDropout, activate_, derive, threshold
+from fullgraph.dropout import Activation, EluDropout, ReluDropout, activate_, derive, threshold
 from fullgraph.kernels import SparseRows, at_least_float32, linear
 from fullgraph.shards import Shard
 from fullgraph.view import LayerView
@@ -219,44 +218,45 @@ class GNN(nn.Module):
         self.widths = tuple(widths)
         self.uses: Literal["linear", "halo"] = "halo" if config.model == "gat" else "linear"
         self.fuses = config.model in ("gcn", "sage")
-        self.activation = functools.partial(F.elu, inplace=True) if config.model == "gat" else F.relu
+        self.activation: type[Activation] = EluDropout if config.model == "gat" else ReluDropout
 
     def forward(self, x: Input, views: Sequence[LayerView]) -> Tensor:
         if not self.fuses:
             return self.convs[-1](self.embed(x, views), views[-1])  # type: ignore[no-any-return]
-        x, around = self._hidden(x, views)
-        return self.convs[-1](x, views[-1], around)  # type: ignore[no-any-return]
+        x, before = self._hidden(x, views)
+        assert before is None or isinstance(before, ReluDropout)
+        return self.convs[-1](x, views[-1], Surroundings(before))  # type: ignore[no-any-return]
 
     def embed(self, x: Input, views: Sequence[LayerView]) -> Input:
         """The last layer's input [n_in of the last view, hidden]; the features where there is but one layer."""
-        x, around = self._hidden(x, views)
-        return x if isinstance(x, SparseRows) else derive(x, around.before)
+        x, before = self._hidden(x, views)
+        return x if isinstance(x, SparseRows) else derive(x, before, views[-1].plan.world.buffers)
 
-    def _hidden(self, x: Input, views: Sequence[LayerView]) -> tuple[Input, Surroundings]:
-        """The last layer's input, and what the last layer is to do about the activation that made it."""
+    def _hidden(self, x: Input, views: Sequence[LayerView]) -> tuple[Input, Activation | None]:
+        """The last layer's input, and the activation that made it, whose derivative is still to be applied."""
         x = views[0].dropout(x, self.input_dropout)
-        before: ReluDropout | None = None
+        before: Activation | None = None
         for layer in range(self.num_layers - 1):
             view, after, conv = views[layer], views[layer + 1], self.convs[layer]
-            simple = self.activation is F.relu and not (self.residual and layer)
-            act = after.relu_dropout(self.dropout) if simple else None
-            if act is not None and self.fuses and not self.norms:
+            act = None if self.residual and layer else after.activation(self.activation, self.dropout)
+            if isinstance(act, ReluDropout) and self.fuses and not self.norms:
+                assert before is None or isinstance(before, ReluDropout)
                 x, before = conv(x, view, Surroundings(before, act)), act
                 continue
             if before is not None:
                 assert isinstance(x, Tensor)
-                x, before = derive(x, before), None
+                x, before = derive(x, before, view.plan.world.buffers), None
             y: Tensor = conv(x, view)
             if self.norms:
                 y = self.norms[layer](y, view)
             if act is not None:
                 x, before = activate_(y, act), act
                 continue
-            y = self.activation(y)
+            y = self.activation.function_(y)
             if self.residual and layer and isinstance(x, Tensor):
                 y = y + view.own(x)
             x = after.dropout(y, self.dropout)
-        return x, Surroundings(before)
+        return x, before
 
 
 def _conv(config: TrainConfig, d_in: int, d_out: int, edge_dim: int, *, last: bool) -> nn.Module:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fullgraph.config import PlanKind
 from fullgraph.convolve import ALONE, Surroundings, graph_linear, pair_linear
 from fullgraph.cost import Layer0, Tag
-from fullgraph.dropout import MaskKey, ReluDropout, activate_, derive, dropout, keep_entries, keep_mask, threshold
+from fullgraph.dropout import Activation, MaskKey, activate_, derive, dropout, keep_entries, keep_mask, threshold
 from fullgraph.exchange import Carrier, halo_rows, received_rows
 from fullgraph.kernels import SparseRows, at_least_float32, linear, sparse_matrix
 from fullgraph.learned import initial_table
@@ -37,6 +37,7 @@ from fullgraph.wording import counted
 from fullgraph.world import SETUP, World
 
 Norm = Literal["sum", "mean", "gcn"]
+Act = TypeVar("Act", bound=Activation)
 Rows = TypeVar("Rows", Tensor, SparseRows, Tensor | SparseRows)
 
 
@@ -280,8 +281,8 @@ class LayerView:
                 return graph_linear(
                     rows, weight, root, bias, plan, world=world, tag=tag, carrier=self._carrier(), around=around
                 )
-            rows = derive(rows, around.before)
-            x = derive(x, around.before)
+            rows = derive(rows, around.before, world.buffers)
+            x = derive(x, around.before, world.buffers)
             aggregated = propagate(rows, plan, world=world, tag=tag, carrier=self._carrier())
         own = None if root is None else self.own(x)
         return pair_linear(aggregated, weight, own, root, bias, world=world, after=around.after)
@@ -411,13 +412,13 @@ class LayerView:
         policy = self.this_pass.policy
         return policy is not None and policy.masks_at_receiver
 
-    def relu_dropout(self, p: float) -> ReluDropout | None:
-        """``dropout(relu(.), p)`` of this layer's input rows [n_in, D], to be applied now or by the layer below; None
-        where the rows are wanted undropped as well."""
+    def activation(self, kind: type[Act], p: float) -> Act | None:
+        """The ``kind`` of activation, with dropout, of this layer's input rows [n_in, D], to be applied now or by the
+        layer below; None where the rows are wanted undropped as well."""
         dropped = self.training and p > 0
         if dropped and self._masks_at_receiver:
             return None
-        return ReluDropout(self.ids, p, self.this_pass.next_key() if dropped else None)
+        return kind(self.ids, p, self.this_pass.next_key() if dropped else None)
 
     def edge_keep(self, edge_ids: Tensor, width: int, p: float) -> Tensor | None:
         """bool [len(edge_ids), width] dropout mask of edges by global id; None when nothing is dropped.
