@@ -238,22 +238,25 @@ class GNN(nn.Module):
         before: Activation | None = None
         for layer in range(self.num_layers - 1):
             view, after, conv = views[layer], views[layer + 1], self.convs[layer]
-            act = None if self.residual and layer else after.activation(self.activation, self.dropout)
-            if isinstance(act, ReluDropout) and self.fuses and not self.norms:
-                assert before is None or isinstance(before, ReluDropout)
-                x, before = conv(x, view, Surroundings(before, act)), act
-                continue
+            residual = self.residual and layer > 0
+            if self.fuses and not self.norms and not residual:
+                fused = after.activation(ReluDropout, self.dropout)
+                if fused is not None:
+                    assert before is None or isinstance(before, ReluDropout)
+                    x, before = conv(x, view, Surroundings(before, fused)), fused
+                    continue
             if before is not None:
                 assert isinstance(x, Tensor)
                 x, before = derive(x, before, view.plan.world.buffers), None
             y: Tensor = conv(x, view)
             if self.norms:
                 y = self.norms[layer](y, view)
+            act = None if residual else after.activation(self.activation, self.dropout)
             if act is not None:
                 x, before = activate_(y, act), act
                 continue
             y = self.activation.function_(y)
-            if self.residual and layer and isinstance(x, Tensor):
+            if residual and isinstance(x, Tensor):
                 y = y + view.own(x)
             x = after.dropout(y, self.dropout)
         return x, before
