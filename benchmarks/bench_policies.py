@@ -44,7 +44,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "int8 pipelined": {"refresh": "pipelined", "codec": "int8"},
     "sample 0.5": {"boundary_sample": 0.5},
 }
-SMALL, LARGE = tuple(RECIPES), tuple(RECIPES)[:5]
+SMALL, LARGE = tuple(RECIPES), ("pipelined", "pipelined, frozen masks", "every:2", "int8")
 ALONE = "no rows"
 _ALONE = {"refresh": "every:1000"}
 """The work of a pipelined step without its rows, once the first epoch has filled the cache."""
@@ -178,7 +178,7 @@ def main(options: Options) -> int:
     if options.full:
         graphs = {name: (spec, {**config, "epochs": 200}, SMALL) for name, (spec, config, _) in graphs.items()}
     with work_folder(options.work) as work:
-        keeper = _Pieces(work, options.pieces)
+        keeper = Pieces(work, options.pieces)
         for name, (spec, config, chosen) in graphs.items():
             recipes = {recipe: RECIPES[recipe] for recipe in chosen}
             timed = {EXACT: {}, **recipes, ALONE: _ALONE}
@@ -221,7 +221,7 @@ def main(options: Options) -> int:
     return 0
 
 
-class _Pieces:
+class Pieces:
     """Finished pieces as files, each with what it was made from."""
 
     def __init__(self, folder: Path, most: int | None) -> None:

@@ -432,7 +432,7 @@ def _scattered(transfer: Transfer, way: _Way, rows: int) -> Arrivals:
     assert way.scale is not None
     for columns, part in transfer:
         every = part.new_zeros(rows, part.shape[1])
-        yield columns, every.index_copy_(0, way.arriving, part * way.scale.to(part.dtype))
+        yield columns, every.index_copy_(0, way.arriving, (part * way.scale).to(part.dtype))
 
 
 # --------------------------------------------------------------------------------------------------------- the policy

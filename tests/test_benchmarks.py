@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import graphs
 from benchmarks.bench_network import most_bytes
+from benchmarks.bench_policies import Pieces
 from benchmarks.report import deliver
 from partition_tools.sources.demo import parse
 
@@ -65,6 +66,20 @@ def test_lines_are_one_object_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == record["results"]
 
 
+def test_a_piece_is_done_once_for_what_it_is_made_from(tmp_path: Path) -> None:
+    done = []
+
+    def take(most: int | None, config: dict[str, Any], wanted: bool = True) -> tuple[Any, list[str]]:
+        pieces = Pieces(tmp_path, most)
+        return pieces.piece("a b", config, lambda: done.append(1) or len(done), wanted=wanted), pieces.missing
+
+    assert take(None, {"x": 1}, wanted=False) == (None, ["a b"])
+    assert take(0, {"x": 1}) == (None, ["a b"])
+    assert take(1, {"x": 1}) == (1, [])
+    assert take(0, {"x": 1}, wanted=False) == (1, [])
+    assert take(1, {"x": 2}) == (2, [])
+
+
 def test_kernels() -> None:
     found = json.loads(run("bench_kernels", "--widths", "16"))["results"]
     assert {f["kernel"] for f in found} == {"SpMM", "SDDMM"}
@@ -89,6 +104,13 @@ def test_scale() -> None:
     found = json.loads(run("bench_scale", "--ranks", "1", "2"))["results"]
     assert [f["ranks"] for f in found] == [1, 2, 1, 2]
     assert all(f["start_seconds"] > 0 and f["peak_memory_bytes"] >= f["most_memory_bytes"] for f in found)
+
+
+@pytest.mark.slow
+def test_policies() -> None:
+    (found,) = json.loads(run("bench_policies"))["results"]
+    assert [line["name"] for line in found["accuracy"]["recipes"]] == ["exact", "pipelined"]
+    assert set(found["seconds"]) in (set(), {"exact", "pipelined", "no rows"})
 
 
 @pytest.mark.slow

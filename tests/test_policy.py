@@ -167,6 +167,8 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"codec": "int8", "exchange_bytes": 300},
     {"codec": "bfloat16", "boundary_sample": 0.4},
     {"refresh": "every:2", "codec": "int8", "exchange_bytes": 300},
+    {"refresh": "pipelined", "dtype": "bfloat16"},
+    {"refresh": "drift:0.05", "codec": "int8", "dtype": "bfloat16"},
 )
 
 
