@@ -227,6 +227,33 @@ def test_a_stale_step_uses_the_rows_that_were_sent_then(ranks: RankPool, shards:
             assert found["losses"] == pytest.approx(rank[0]["losses"], rel=1e-12)
 
 
+def what_each_side_has(world: World, folder: Path, options: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(rows that this rank got, rows that the others remember to have sent it) of each layer, after some steps; and
+    the steps of their sending."""
+    trainer = make_trainer(load_shard(folder, world).shard, TrainConfig(**CHEAP | options), world)
+    for step in range(6):
+        trainer.step(step)
+    assert trainer.part.training is not None
+    state, found = trainer.policy.state(), []
+    name = {int(key.split(".")[1]): key.removesuffix(".sent.rows") for key in state if key.endswith(".sent.rows")}
+    for layer, (plan, _) in enumerate(trainer.part.training):
+        counts = plan.halo.route.counts
+        for what in ("rows", "sent"):
+            sent, got = (state[f"{name[layer]}.{side}.{what}"].double() for side in ("sent", "forward"))
+            sent, got = sent.view(len(sent), -1), got.view(len(got), -1)
+            found.append((got, world.exchange(sent, counts.sent, counts.received).wait()))
+    return found
+
+
+def test_drift_goes_by_what_the_receiver_has(ranks: RankPool, shards: Any) -> None:
+    options = {"model": "gin", "plan": "halo", "dropout": 0.3, "refresh": "drift:0.05", "codec": "int8"}
+    for rank in ranks.run(3, what_each_side_has, shards(3), options):
+        for got, sent in rank:
+            assert torch.equal(got, sent)
+        steps = torch.cat([got for got, _ in rank[1::2]])
+        assert bool((steps < 5).any() and (steps > 0).any())  # some rows were sent again, some were not
+
+
 def test_exact_after_sends_what_the_exact_run_sends(ranks: RankPool, shards: Any) -> None:
     jobs = [({"model": "gcn"} | option, False) for option in ({}, {"codec": "int8", "exact_after": 2})]
     for exact, coded in ranks.run(2, many, shards(2), jobs):
