@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,21 +90,42 @@ class Train:
             result = train(self.folder, self.config, run=self.run, resume=self.resume, world=world)
             ended.append(result.summary["stopped_by"])
 
+        launch = uuid.uuid4().hex
+
+        def remedy() -> str:
+            from fullgraph.checkpoint import way_on
+
+            return way_on(self._run_folder(launch))
+
         code = _on_ranks(
             self.folder,
             work,
             self.ranks,
             restarts=self.max_restarts,
+            launch=launch,
+            remedy=remedy,
             timeout=self.config.timeout,
             threads=self.config.threads,
         )
         if code == 0 and not under_torchrun() and ended[:1] in (["SIGINT"], ["SIGTERM"]):
             return 128 + signal.Signals[str(ended[0])]  # as the launcher returns for several ranks
         if code and "RANK" not in os.environ:  # all ranks have ended, perhaps while one was saving
-            run = self.run or Path("runs")
+            self._clean(launch)
+        return code
+
+    def _run_folder(self, launch: str) -> Path | None:
+        from fullgraph.resume import run_of
+
+        return run_of(self.run, self.resume, launch, read_manifest(self.folder))
+
+    def _clean(self, launch: str) -> None:
+        from fullgraph.checkpoint import FOLDER, remove_unfinished
+
+        if (run := self._run_folder(launch)) is not None:
             for folder in (run, *filter(Path.is_dir, run.rglob("*"))):
                 remove_left_behind(folder)
-        return code
+            if (run / FOLDER).is_dir():
+                remove_unfinished(run / FOLDER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,6 +342,8 @@ def _on_ranks(
     ranks: int | None = None,
     *,
     restarts: int = 0,
+    launch: str = "",
+    remedy: Callable[[], str] = lambda: "start again",
     timeout: float = 300.0,
     threads: int | None = None,
 ) -> int:
@@ -332,7 +356,7 @@ def _on_ranks(
         if ranks is not None and not 1 <= ranks <= parts:
             raise ValueError(f"--ranks is {ranks}; {folder} holds {parts} parts, so expected 1 to {parts}")
         if (ranks or parts) > 1 or restarts:
-            return launch_local(sys.argv[1:], ranks or parts, restarts)
+            return launch_local(sys.argv[1:], ranks or parts, restarts, launch=launch, remedy=remedy)
     if under_torchrun():
         if ranks not in (None, int(os.environ["WORLD_SIZE"])):
             raise ValueError(f"--ranks is {ranks}, but {os.environ['WORLD_SIZE']} were started; leave the option out")

@@ -39,7 +39,7 @@ from torch import Tensor
 from fullgraph.cost import Layer0
 from fullgraph.files import FileEntry, checksum, sync
 from fullgraph.loading import Placement
-from fullgraph.runlog import write_json, write_state
+from fullgraph.runlog import write_json, write_state, writes
 from fullgraph.shards import MANIFEST, Manifest
 from fullgraph.world import RankError, World
 
@@ -226,6 +226,14 @@ def checkpoints_of(run: Path) -> list[Path]:
     return [entry for _, _, entry in sorted(found, reverse=True)]
 
 
+def way_on(run: Path | None) -> str:
+    """What a person can do when ranks of a run are gone."""
+    for folder in [] if run is None else checkpoints_of(run):
+        with contextlib.suppress(ValueError):
+            return f"go on from epoch {read_checkpoint(folder).facts.epoch} with --resume {run}"
+    return "no checkpoint is there, so start again (--checkpoint-every and --max-restarts let a run go on)"
+
+
 def _part_name(part: int, parts: int) -> str:
     return f"part-{part:05d}-of-{parts:05d}.pt"
 
@@ -257,8 +265,9 @@ class CheckpointWriter:
             unfinished = self.folder / f".epoch-{epoch:08d}.{token}.saving"
             with world.stage("checkpoint"):
                 if world.rank == first:
-                    _remove_unfinished(self.folder)
-                    unfinished.mkdir()
+                    with writes(unfinished):
+                        unfinished.mkdir(parents=True)
+                        remove_unfinished(self.folder, but=unfinished)
             written: dict[int, FileEntry] = {}
             replicated: list[FileEntry] = []
             with world.stage("checkpoint"):
@@ -279,8 +288,9 @@ class CheckpointWriter:
                         saved_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
                     )
                     _write_manifest(unfinished, [*replicated, *here], about)
-                    os.rename(unfinished, _free_name(self.folder, epoch))
-                    sync(self.folder)
+                    with writes(unfinished):
+                        os.rename(unfinished, _free_name(self.folder, epoch))
+                        sync(self.folder)
         except RankError as error:
             if self._first == world.rank:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -300,8 +310,9 @@ class CheckpointWriter:
             mark = self.folder / f".seen-{token}-{world.rank}"
             with world.stage("checkpoint"):
                 if world.local_rank == 0:
-                    self.folder.mkdir(parents=True, exist_ok=True)
-                    mark.touch()
+                    with writes(self.folder):
+                        self.folder.mkdir(parents=True, exist_ok=True)
+                        mark.touch()
             with world.stage("checkpoint"):
                 seen = [int(path.name.rpartition("-")[2]) for path in self.folder.glob(f".seen-{token}-*")]
                 if not seen:
@@ -370,9 +381,10 @@ def _free_name(folder: Path, epoch: int) -> Path:
     return path
 
 
-def _remove_unfinished(folder: Path) -> None:
+def remove_unfinished(folder: Path, but: Path | None = None) -> None:
+    """Remove from a folder of checkpoints what was not finished, ``but`` for one."""
     for entry in folder.iterdir():
-        if _HIDDEN.fullmatch(entry.name):
+        if entry != but and _HIDDEN.fullmatch(entry.name):
             shutil.rmtree(entry, ignore_errors=True)
         elif entry.name.startswith(".seen-"):
             entry.unlink(missing_ok=True)

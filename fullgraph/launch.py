@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -32,16 +32,24 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def launch_local(arguments: Sequence[str], ranks: int, restarts: int = 0) -> int:
+def launch_local(
+    arguments: Sequence[str],
+    ranks: int,
+    restarts: int = 0,
+    *,
+    launch: str = "",
+    remedy: Callable[[], str] = lambda: "start again",
+) -> int:
     """Run ``python -m fullgraph ARGUMENTS`` as ``ranks`` local ranks that meet on the loopback interface, and start
     all of them again, ``restarts`` times at most, where one is ended by a signal.
 
     Returns the exit code: 0, that of a rank that failed, or 128 + the number of the signal that ended the launcher or
-    a rank. The ranks have said what went wrong; nothing is added here but for a rank that died without a word.
+    a rank. The ranks have said what went wrong; nothing is added here but for a rank that died without a word, with
+    the ``remedy``. ``launch`` names all starts of these ranks; ``World.launch`` says it.
     """
     _silence_launcher()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each rank sets its own share of the cores
-    launch = uuid.uuid4().hex
+    launch = launch or uuid.uuid4().hex
     try:
         for start in range(restarts + 1):
             os.environ[RESTARTS] = str(start)
@@ -49,8 +57,9 @@ def launch_local(arguments: Sequence[str], ranks: int, restarts: int = 0) -> int
                 return _launch(arguments, ranks, launch)
             except ChildFailedError as e:
                 codes = {rank: failure.exitcode for rank, failure in e.failures.items()}
-                code = _exit_code(codes)
-                if start == restarts or any(code > 0 for code in codes.values()):  # what a rank says will not pass
+                last = start == restarts or any(code > 0 for code in codes.values())  # what a rank says will not pass
+                code = _exit_code(codes, remedy() if last else "all ranks are started again")
+                if last:
                     return code
             print(f"fullgraph: start {start + 2} of {restarts + 1}", file=sys.stderr, flush=True)
     finally:
@@ -90,15 +99,17 @@ def _pass_on(number: int, _: FrameType | None) -> None:
                     os.kill(int(child), number)
 
 
-def _exit_code(codes: dict[int, int]) -> int:
-    """The exit code of a run whose ranks ended with ``codes``; says which rank was killed where none said anything."""
+def _exit_code(codes: dict[int, int], remedy: str) -> int:
+    """The exit code of a run whose ranks ended with ``codes``; says which rank was killed, and what to do, where none
+    said anything."""
     said = [code for code in codes.values() if code > 0]
     if said:
         return said[0]
     # The launcher ends the other ranks by SIGTERM, so another signal is the cause.
     rank, code = min(codes.items(), key=lambda item: item[1] == -signal.SIGTERM)
-    hint = "; this host may be out of memory" if code == -signal.SIGKILL else ""
-    print(f"fullgraph: error: rank {rank} was ended by {signal.Signals(-code).name}{hint}", file=sys.stderr, flush=True)
+    hint = " (this host may be out of memory)" if code == -signal.SIGKILL else ""
+    text = f"rank {rank} was ended by {signal.Signals(-code).name}{hint}; {remedy}"
+    print(f"fullgraph: error: {text}", file=sys.stderr, flush=True)
     return 128 - code
 
 

@@ -131,6 +131,14 @@ def saved_options(run: str | Path | None, resume: str | Path) -> TrainConfig | N
     return None
 
 
+def run_of(run: Path | None, resume: str | None, launch: str, manifest: Manifest) -> Path | None:
+    """The run folder of a launch whose options said ``run`` and ``resume``; None where it did not come to have one."""
+    if run is None and resume not in (None, LATEST):
+        path = Path(str(resume))
+        run = path.absolute().parent.parent if is_checkpoint(path) else path
+    return run or _run_of_launch(launch, manifest)
+
+
 def lines_before(start: Start) -> bytes:
     """What metrics.jsonl held when the checkpoint was written, or what is left of it, in whole lines."""
     if start.checkpoint is None or start.source is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -30,7 +31,7 @@ METRICS = "metrics.jsonl"
 
 def write_json(path: Path, value: Any) -> None:
     """A file that appears whole or not at all."""
-    with _told(path), appears_by_rename(path) as temporary:
+    with writes(path), appears_by_rename(path) as temporary:
         temporary.write_text(json.dumps(plain(value), indent=2) + "\n")
 
 
@@ -47,7 +48,7 @@ def plain(value: Any) -> Any:
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
     """Tensors and plain values, to be read with ``torch.load(path, weights_only=True)``."""
-    with _told(path), appears_by_rename(path) as temporary:
+    with writes(path), appears_by_rename(path) as temporary:
         torch.save(state, temporary)
 
 
@@ -69,20 +70,22 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """An error of writing names the file and what to do; torch tells of a full disk by an error of its own."""
+def writes(path: Path) -> Iterator[None]:
+    """For a block that writes ``path``: an error names it and what to do. Of a full disk torch tells in its own way."""
     try:
         yield
     except (OSError, RuntimeError) as e:
         reason = e.strerror if isinstance(e, OSError) and e.strerror else next(iter(str(e).splitlines()), "no reason")
-        raise OSError(f"{path}: cannot be written ({reason}); {_remedy(path)}") from e
+        raise OSError(f"{path}: cannot be written ({reason}); {_remedy(path, e)}") from e
 
 
-def _remedy(path: Path) -> str:
+def _remedy(path: Path, error: Exception) -> str:
     folder = path.parent
     free = shutil.disk_usage(folder).free if folder.is_dir() else None
     if free is None:
         return f"{folder} is gone: start again, and leave the run's folder alone"
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return "let it be written, or name another folder with --run"
     return f"{free / 1e6:,.1f} MB are free there: make room, or name another folder with --run"
 
 
@@ -117,7 +120,7 @@ class RunLog:
     def __enter__(self) -> RunLog:
         if self._done:
             path = self.folder / METRICS
-            with _told(path), appears_by_rename(path) as temporary:
+            with writes(path), appears_by_rename(path) as temporary:
                 temporary.write_bytes(self._before)
         self._file = (self.folder / METRICS).open("a" if self._done else "w", buffering=1)
         self._progress = Progress(
@@ -137,11 +140,16 @@ class RunLog:
 
     def epoch(self, record: dict[str, Any], scores: Scores | None) -> None:
         """``record`` has epoch, loss, seconds, comm_seconds, bytes_sent; ``scores`` on evaluated epochs."""
+        path = Path(self._file.name)
         try:
             self._file.write(json.dumps(plain(record | (scores or {}))) + "\n")
         except OSError as e:
-            path = Path(self._file.name)
-            raise OSError(f"{path}: cannot be written ({e.strerror}); {_remedy(path)}") from e
+            raise OSError(f"{path}: cannot be written ({e.strerror}); {_remedy(path, e)}") from e
+        if not self._is_there():
+            raise OSError(
+                f"{path}: was removed, moved or replaced while the run wrote to it; start again, in a folder that is "
+                f"left alone (--run)"
+            )
         self._scores = scores or self._scores
         done, now = record["epoch"] + 1, time.monotonic()
         self._progress.update(self._task, completed=done, facts=self.facts(record))
@@ -149,9 +157,16 @@ class RunLog:
             self._last_line = now
             self.console.print(f"epoch {done}/{self.epochs}  {self.line(record)}", highlight=False, soft_wrap=True)
 
+    def _is_there(self) -> bool:
+        """Whether the open file still has its name: to one that was removed a system writes without a word."""
+        try:
+            return os.path.samestat(os.stat(self._file.name), os.fstat(self._file.fileno()))
+        except OSError:
+            return False
+
     def sync(self) -> int:
         """Put the lines on disk; how many bytes they take."""
-        with _told(Path(self._file.name)):
+        with writes(Path(self._file.name)):
             os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 

@@ -131,6 +131,13 @@ class Pending:
         return received
 
 
+@dataclass
+class Remedy:
+    """What a person can do when a rank is gone."""
+
+    find: Callable[[], str] = lambda: "start again"
+
+
 @dataclass(frozen=True, eq=False)
 class World:
     """P ranks; with one rank every collective is the identity."""
@@ -154,6 +161,8 @@ class World:
     """How often the launcher has started these ranks again."""
     launch: str = ""
     """The launcher's name for all starts of these ranks."""
+    remedy: Remedy = field(default_factory=Remedy)
+    """For the message when a rank is lost; the run sets it that has something to go on from."""
     apart_groups: list[dist.ProcessGroup] = field(default_factory=list)
     """Data and control group of ``apart``, once made; copies of the world share them."""
 
@@ -326,9 +335,15 @@ class World:
         lost = [rank for rank in range(self.size) if rank not in living]
         if lost:
             what = f"did not answer within {self.timeout:g} s (--timeout)" if late else "ended or cannot be reached"
-            return f"{_ranks(lost)} {what}; {_ranks(living)} waited at {where}"
+            remedy = "raise --timeout if it is only slow, or " * late + self._remedy()
+            return f"{_ranks(lost)} {what}; {_ranks(living)} waited at {where}; {remedy}"
         detail = next(iter(str(cause).strip().splitlines()), "no detail")
-        return f"the connection between ranks broke at {where}: {type(cause).__name__}: {detail}"
+        return f"the connection between ranks broke at {where}: {type(cause).__name__}: {detail}; {self._remedy()}"
+
+    def _remedy(self) -> str:
+        with contextlib.suppress(Exception):  # it may look at disks
+            return self.remedy.find()
+        return Remedy().find()
 
 
 def _unexpected(error: Exception) -> tuple[str, Exception | None]:
@@ -338,6 +353,8 @@ def _unexpected(error: Exception) -> tuple[str, Exception | None]:
         size = "" if asked is None else f" for {asked[1] + ' bytes' if asked[1] else asked[2]}"
         remedy = "use more ranks on more hosts, a smaller --hidden or fewer --layers"
         return f"{type(error).__name__}: out of memory{size}; {remedy}", None
+    if isinstance(error, OSError):
+        return str(error), None
     return f"{type(error).__name__}: {error}", error
 
 

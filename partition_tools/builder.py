@@ -213,7 +213,10 @@ def _folder_for(out: Path, force: bool) -> Iterator[Path]:
     """Yields a new folder beside ``out`` that takes its place when the block ends, and is removed if it raises."""
     _remove_left_behind(out)
     folder = out.with_name(f".{out.name}.{secrets.token_hex(4)}{BUILDING}")
-    folder.mkdir()
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise OSError(f"{out}: cannot be made ({error.strerror}); name another folder with --out") from None
     try:
         with _locked(folder):
             try:

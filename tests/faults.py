@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from fullgraph.checkpoint import checkpoints_of, read_checkpoint
 from fullgraph.shards import MANIFEST, part_name
 from partition_tools.builder import build
 from partition_tools.graph import Graph, Splits
@@ -36,7 +37,7 @@ TIMEOUT = 5
 """Seconds, as ``--timeout`` of the runs."""
 LIMIT = 90.0
 """Seconds from the fault to the end of the run, at most: the timeout, and the launcher's 30 s for a stopped rank."""
-STAGES = ("load", "plan", "forward", "backward", "gradient sum", "evaluation", "save")
+STAGES = ("load", "plan", "forward", "backward", "gradient sum", "evaluation", "checkpoint", "save")
 _MARK = "FAULT_RUN"
 
 
@@ -58,6 +59,7 @@ class Outcome:
     """What the message must say, as a regular expression."""
     ends: str = "error"
     """"error": with a message and a code; "goes on": as if nothing had been."""
+    output: str = ""
 
     @property
     def good(self) -> bool:
@@ -139,11 +141,16 @@ def watch(
     environment |= {"PYTHONPATH": str(ROOT), _MARK: name, **(env or {})}
     start = time.time()
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     lines: list[str] = []
-    reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()))
-    reader.start()
+    output: list[str] = []
+    readers = [
+        threading.Thread(target=lambda: lines.extend(process.stderr or ())),
+        threading.Thread(target=lambda: output.extend(process.stdout or ())),
+    ]
+    for reader in readers:
+        reader.start()
     try:
         at = None if during is None else during(process)
     except TimeoutError:
@@ -162,7 +169,8 @@ def watch(
     for orphan in orphans:
         with contextlib.suppress(psutil.NoSuchProcess):
             orphan.kill()
-    reader.join(10)
+    for reader in readers:
+        reader.join(10)
     return Outcome(
         fault=fault,
         seconds=round(end - (at or start), 1),
@@ -172,6 +180,7 @@ def watch(
         left=tuple(sorted(str(path.relative_to(top)) for top in looked_at for path in _half_written(top))),
         says=says,
         ends=ends,
+        output="".join(output),
     )
 
 
@@ -194,7 +203,7 @@ def _message(lines: list[str]) -> str:
 def _half_written(top: Path) -> Iterator[Path]:
     """Files under their own names that do not read, and temporary ones."""
     for path in top.rglob("*") if top.is_dir() else ():
-        if path.name.endswith(".tmp") or ".building" in path.name:
+        if path.name.endswith((".tmp", ".saving", ".removed")) or ".building" in path.name:
             yield path
         elif path.suffix == ".pt":
             try:
@@ -216,12 +225,13 @@ def at_stage(place: Place, stage: str, kind: str, rank: int) -> Outcome:
     fault = {"stage": stage, "kind": kind, "rank": rank, "mark": str(mark)}
     names = {"kill": "SIGKILL", "stop": "SIGSTOP for good", "memory": "out of memory"}
     flags = ("--eval-every", "3") + (("--epochs", "4") if stage == "save" else ())
+    flags += ("--checkpoint-every", "1") if stage == "checkpoint" else ()
     says = {
-        "kill": "rank {} was ended by SIGKILL",
-        "stop": "rank {} did not answer",
+        "kill": "rank {} was ended by SIGKILL.*" + ("--resume" if stage == "checkpoint" else "start again"),
+        "stop": "rank {} did not answer.*start again",
         "memory": "rank {}.*out of memory",
     }
-    return watch(
+    outcome = watch(
         f"{names[kind]}: rank {rank} at {stage}",
         train(place.shards, run, *flags),
         looked_at=(place.shards, run),
@@ -229,6 +239,19 @@ def at_stage(place: Place, stage: str, kind: str, rank: int) -> Outcome:
         mark=mark,
         says=says[kind].format(rank),
     )
+    return _with_resume(outcome, place, run) if stage == "checkpoint" else outcome
+
+
+def _with_resume(outcome: Outcome, place: Place, run: Path, *more: str) -> Outcome:
+    """The same, where the run then goes on from a checkpoint to its end; otherwise that it did not is left."""
+    if not more:
+        done = max((read_checkpoint(path).facts.epoch for path in checkpoints_of(run)), default=0)
+        more = ("--epochs", str(done + 3))
+    after = watch("", train(place.shards, run, "--resume", "latest", *more), looked_at=(run,))
+    at = re.search(r"goes on from .*epoch-0*(\d+), after", after.output)
+    if after.code == 0 and not after.left and at:
+        return replace(outcome, message=f"{outcome.message} / then --resume latest: goes on from epoch {at[1]}")
+    return replace(outcome, left=(*outcome.left, f"what cannot be resumed: {after.message}"))
 
 
 def straggler(place: Place) -> Outcome:
@@ -360,17 +383,107 @@ def read_only_run_folder(place: Place) -> Outcome:
         return watch("read-only: run folder", train(place.shards, disk / "run"), says="Read-only file system.*--run")
 
 
-def vanished_run_folder(place: Place) -> Outcome:
-    """It is made anew for the checkpoint and the states that a signal asks for; the code is the signal's."""
+def disk_full_at_a_checkpoint(place: Place) -> Outcome:
+    """The first has room, the second has not."""
+    with small_disk(place.folder / "disk", "3m") as disk:
+        flags = ("--checkpoint-every", "20", "--hidden", "4096", "--threads", "1")
+        run = disk / "run"
+        outcome = watch(
+            "disk full: checkpoint",
+            train(place.shards, run, *flags),
+            looked_at=(disk,),
+            says="checkpoint .*cannot be written.*make room.*epoch-00000020 is as it was",
+        )
+        subprocess.run(["mount", "-o", "remount,size=30m", str(disk)], check=True)
+        return _with_resume(outcome, place, run, "--epochs", "21", "--hidden", "4096")
+
+
+def read_only_checkpoints(place: Place) -> Outcome:
+    with small_disk(place.folder / "disk", "3m") as disk:
+        run = disk / "run"
+
+        def lock(_: subprocess.Popen[str]) -> float:
+            _wait_for(lambda: any((run / "checkpoints").glob("epoch-*")))
+            folder = str(run / "checkpoints")
+            subprocess.run(["mount", "--bind", folder, folder], check=True)
+            subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+            return time.time()
+
+        return watch(
+            "read-only: checkpoints, during a run",
+            train(place.shards, run, "--checkpoint-every", "200"),
+            looked_at=(disk,),
+            during=lock,
+            says="checkpoint .*Read-only file system.*let it be written.*--run.*is as it was",
+        )
+
+
+def vanished_checkpoints(place: Place) -> Outcome:
+    """They are made anew."""
     run = place.fresh("run")
 
     def remove(process: subprocess.Popen[str]) -> float:
+        _wait_for(lambda: any((run / "checkpoints").glob("epoch-*")))
+        shutil.rmtree(run / "checkpoints", ignore_errors=True)
+        now = time.time()
+        _wait_for(lambda: any((run / "checkpoints").glob("epoch-*")))
+        process.send_signal(signal.SIGTERM)
+        return now
+
+    outcome = watch(
+        "vanished: checkpoints, during a run",
+        train(place.shards, run, "--checkpoint-every", "100"),
+        looked_at=(run,),
+        during=remove,
+        says="",
+    )
+    text = "(they are made anew; then it was asked to stop)"
+    return _with_resume(replace(outcome, message=outcome.message or text), place, run)
+
+
+def vanished_run_folder(place: Place) -> Outcome:
+    run = place.fresh("run")
+
+    def remove(_: subprocess.Popen[str]) -> float:
         _wait_for_epochs(run)
         shutil.rmtree(run)
-        process.send_signal(signal.SIGTERM)  # the run ends, and would save
         return time.time()
 
-    return watch("vanished: run folder", train(place.shards, run), looked_at=(place.shards,), during=remove, says="")
+    return watch(
+        "vanished: run folder, during a run",
+        train(place.shards, run),
+        looked_at=(place.shards,),
+        during=remove,
+        says="metrics.jsonl: was removed.*--run",
+    )
+
+
+def read_only_shards(place: Place) -> Outcome:
+    with small_disk(place.folder / "disk", "3m") as disk:
+        shutil.copytree(place.shards, disk / "s")
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        command = train(disk / "s", place.fresh("run"), "--epochs", "3")
+        return watch("read-only: shards", command, looked_at=(disk,), ends="goes on")
+
+
+def read_only_build(place: Place) -> Outcome:
+    with small_disk(place.folder / "disk", "3m") as disk:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        command = [sys.executable, "-m", "partition_tools", "build", "demo:communities?nodes=500", "--parts", "2"]
+        return watch("read-only: --out of a build", [*command, "--out", str(disk / "s")], says="--out")
+
+
+def vanished_shards_folder(place: Place) -> Outcome:
+    """A run has read them when it begins."""
+    shards, run = place.copy("copy"), place.fresh("run")
+
+    def remove(process: subprocess.Popen[str]) -> float:
+        _wait_for_epochs(run)
+        shutil.rmtree(shards)
+        return time.time()
+
+    command = train(shards, run, "--epochs", "2000", "--eval-every", "2000")
+    return watch("vanished: shards, during a run", command, looked_at=(run,), during=remove, ends="goes on")
 
 
 def vanished_shards(place: Place) -> Outcome:
@@ -508,8 +621,14 @@ SCENARIOS: dict[str, Scenario] = {
     "disk full: shards": disk_full_while_building,
     "disk full: logs": disk_full_while_logging,
     "disk full: state": disk_full_while_saving,
+    "disk full: checkpoint": disk_full_at_a_checkpoint,
     "read-only run folder": read_only_run_folder,
+    "read-only checkpoints": read_only_checkpoints,
+    "read-only shards": read_only_shards,
+    "read-only build": read_only_build,
     "vanished run folder": vanished_run_folder,
+    "vanished checkpoints": vanished_checkpoints,
+    "vanished shards": vanished_shards_folder,
     "vanished shard": vanished_shards,
     "stale manifest": stale_manifest,
     "leftovers": leftovers,

@@ -31,6 +31,7 @@ import fullgraph.__main__
 import fullgraph.launch
 import fullgraph.models
 import fullgraph.world
+from fullgraph.checkpoint import way_on
 from fullgraph.config import TrainConfig
 from fullgraph.host import under_torchrun
 from fullgraph.launch import launch_local
@@ -47,6 +48,7 @@ GRAPH = dataclasses.replace(
 PATIENCE = 240.0
 """Seconds for what takes a few, on a machine that has other things to do."""
 LONG = ("--epochs", "1000000", "--eval-every", "1000000", "--hidden", "8")
+NO_WAY_ON = way_on(None)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +199,8 @@ def test_a_rank_that_dies_is_named_by_one_of_the_others(
     assert seconds_since(fault.mark) < 30
     said = job.text(0, "err") + job.text(2, "err")
     assert said == (
-        "fullgraph: error: rank 1 ended or cannot be reached; ranks 0 and 2 waited at epoch 3, layer 1 forward\n"
+        "fullgraph: error: rank 1 ended or cannot be reached; ranks 0 and 2 waited at epoch 3, layer 1 forward; "
+        f"{NO_WAY_ON}\n"
     )
 
 
@@ -215,7 +218,7 @@ def test_a_rank_that_does_not_answer_is_named_after_the_timeout(
     said = job.text(0, "err") + job.text(2, "err")
     assert said == (
         "fullgraph: error: rank 1 did not answer within 3 s (--timeout); ranks 0 and 2 waited at epoch 3, layer 1 "
-        "forward\n"
+        f"forward; raise --timeout if it is only slow, or {NO_WAY_ON}\n"
     )
 
 
@@ -332,12 +335,12 @@ GONE = RuntimeError("[gloo/pair.cc:537] Read error [127.0.0.1]:24751: Connection
 @pytest.mark.parametrize(
     ("others", "text"),
     [
-        ([], "ranks 0, 2 and 3 ended or cannot be reached; rank 1 waited at start"),
-        ([0, 3], "rank 2 ended or cannot be reached; ranks 0, 1 and 3 waited at start"),
+        ([], "ranks 0, 2 and 3 ended or cannot be reached; rank 1 waited at start; start again"),
+        ([0, 3], "rank 2 ended or cannot be reached; ranks 0, 1 and 3 waited at start; start again"),
         (
             [0, 2, 3],
             "the connection between ranks broke at start: RuntimeError: [gloo/pair.cc:537] Read error "
-            "[127.0.0.1]:24751: Connection reset by peer. GLHF!",
+            "[127.0.0.1]:24751: Connection reset by peer. GLHF!; start again",
         ),
     ],
 )
@@ -433,7 +436,9 @@ def test_a_rank_that_is_killed_ends_the_run(launched: Launched) -> None:
     assert launched.process.wait(PATIENCE) == 128 + signal.SIGKILL
     assert not any(rank.is_running() for rank in ranks)
     log = launched.log.read_text()
-    assert log.splitlines()[-1] == "fullgraph: error: rank 1 was ended by SIGKILL; this host may be out of memory"
+    assert log.splitlines()[-1] == (
+        f"fullgraph: error: rank 1 was ended by SIGKILL (this host may be out of memory); {NO_WAY_ON}"
+    )
     assert log.count("rror") == 1
     assert not (launched.run / "summary.json").exists()
 
@@ -457,13 +462,13 @@ def test_ranks_that_fail_at_once_give_their_exit_code(
     [
         ({0: -15, 1: 1}, 1, ""),
         ({0: 2, 1: -9}, 2, ""),  # a rank that did not end in time was killed by the launcher
-        ({0: -15, 1: -9}, 137, "rank 1 was ended by SIGKILL; this host may be out of memory"),
-        ({0: -11, 1: -15, 2: -15}, 139, "rank 0 was ended by SIGSEGV"),
-        ({0: -15, 1: -15}, 143, "rank 0 was ended by SIGTERM"),
+        ({0: -15, 1: -9}, 137, "rank 1 was ended by SIGKILL (this host may be out of memory); try again"),
+        ({0: -11, 1: -15, 2: -15}, 139, "rank 0 was ended by SIGSEGV; try again"),
+        ({0: -15, 1: -15}, 143, "rank 0 was ended by SIGTERM; try again"),
     ],
 )
 def test_exit_codes(capsys: pytest.CaptureFixture[str], codes: dict[int, int], code: int, text: str) -> None:
-    assert fullgraph.launch._exit_code(codes) == code
+    assert fullgraph.launch._exit_code(codes, "try again") == code
     assert capsys.readouterr().err == (f"fullgraph: error: {text}\n" if text else "")
 
 

@@ -86,16 +86,17 @@ def install(fault):
         import fullgraph.trainer
 
         before(fullgraph.trainer.Trainer, "evaluate", fault, late)
-    elif stage == "save":
+    elif stage in ("save", "checkpoint"):
         import torch
 
         save = torch.save
 
         def half(value, path, *args, **options):
             save(value, path, *args, **options)
-            os.truncate(path, os.path.getsize(path) // 2)
-            happen(fault)
-            save(value, path, *args, **options)
+            if stage == "save" or f".epoch-{STEP + 1:08d}." in str(path):
+                os.truncate(path, os.path.getsize(path) // 2)
+                happen(fault)
+                save(value, path, *args, **options)
 
         torch.save = half
     elif stage == "space":
