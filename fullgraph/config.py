@@ -149,6 +149,9 @@ class TrainConfig:
     """Print, and leave in profile.json, bytes and seconds by layer and direction."""
     memory_check: bool = True
     """Refuse to start where the predicted peak memory exceeds what a host has."""
+    debug: bool = False
+    """Compare on all ranks, before every collective, which it is and its shapes, and after every epoch the weights;
+    fill what is received with NaN before. Slow; for models of your own."""
     threads: int | None = None
     """Compute threads a rank; by default the host's cores divided by its ranks."""
     timeout: float = 300.0

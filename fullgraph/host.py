@@ -11,6 +11,7 @@ from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MOUNTS = Path("/proc/self/mounts")
 _CGROUPS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
@@ -54,6 +55,20 @@ def file_system(path: Path) -> str:
             if path.is_relative_to(at) and len(at.parts) > best:
                 found, best = kind, len(at.parts)
     return found
+
+
+def process_here() -> tuple[str, int]:
+    """This process as others of this host find it: what its process ids are counted in, and its own."""
+    with contextlib.suppress(OSError):
+        return f"{_BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')}", os.getpid()
+    return "", os.getpid()
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process of this host waits for SIGCONT."""
+    with contextlib.suppress(OSError):
+        return "\nState:\tT" in Path(f"/proc/{process}/status").read_text()
+    return False
 
 
 def loopback() -> str | None:

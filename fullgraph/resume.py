@@ -26,7 +26,7 @@ LATEST = "latest"
 MAY_CHANGE = frozenset(
     (
         *("epochs", "time_limit", "patience", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints"),
-        *("profile", "memory_check", "measure_drift", "threads", "timeout", "exchange_bytes"),
+        *("profile", "memory_check", "debug", "measure_drift", "threads", "timeout", "exchange_bytes"),
     )
 )
 """Options that do not change what a step computes."""

@@ -148,6 +148,8 @@ class Trainer:
         self.optimizer.step()
         if self.part.degrees.in_weight.is_cuda:
             torch.cuda.synchronize()
+        if self.world.debug:
+            _check_same_weights(self.model, self.world, f"after epoch {epoch + 1} have")
         record: dict[str, Any] = {
             "epoch": epoch,
             "loss": loss,
@@ -338,7 +340,7 @@ def make_trainer(
     with world.stage("kernels"):
         check_kernels(world.device, getattr(torch, config.dtype))
     _check_same_weights(net, world)
-    world = dataclasses.replace(world, exchange_bytes=config.exchange_bytes)
+    world = dataclasses.replace(world, exchange_bytes=config.exchange_bytes, debug=config.debug)
     put = functools.partial(
         make_part,
         world=world,
@@ -428,7 +430,7 @@ def _free_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _check_same_weights(model: nn.Module, world: World) -> None:
+def _check_same_weights(model: nn.Module, world: World, have: str = "start from") -> None:
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -436,6 +438,6 @@ def _check_same_weights(model: nn.Module, world: World) -> None:
     different = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if different:
         raise RankError(
-            f"model: ranks 0 and {different[0]} start from different weights; a model must draw its initial weights "
-            f"from torch's generator alone"
+            f"model: ranks 0 and {different[0]} {have} different weights; a model must draw its initial weights from "
+            f"torch's generator alone, and keep nothing that only one rank has"
         )

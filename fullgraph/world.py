@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import faulthandler
 import json
 import os
 import re
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +30,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from fullgraph.buffers import Buffers
 from fullgraph.cost import Ledger, Tag
-from fullgraph.host import loopback
+from fullgraph.host import is_stopped, loopback, process_here
 
 WHOLE = -1
 """In the place of a layer's number: over all nodes, as in evaluation."""
@@ -39,6 +41,7 @@ RESTARTS = "FULLGRAPH_RESTARTS"
 _ERROR_KEY = "fullgraph/error"
 _LOST_KEY = "fullgraph/lost/{rank}"
 _GATHER_SECONDS = 2.0  # for the ranks that live to say that they lost another
+_STACK_SIGNAL = signal.SIGUSR2
 _LINGER_SECONDS = 3.0  # for the others to read why
 
 
@@ -161,6 +164,10 @@ class World:
     """How often the launcher has started these ranks again."""
     launch: str = ""
     """The launcher's name for all starts of these ranks."""
+    processes: tuple[tuple[str, int] | None, ...] = ()
+    """Where each rank runs, as ``host.process_here`` says it; None for one that prints no stack when it is asked."""
+    debug: bool = False
+    """Compare before every collective what the ranks are about to do, and fill what is received with NaN before."""
     remedy: Remedy = field(default_factory=Remedy)
     """For the message when a rank is lost; the run sets it that has something to go on from."""
     apart_groups: list[dist.ProcessGroup] = field(default_factory=list)
@@ -177,9 +184,14 @@ class World:
             return Pending(rows, None, rows.device, self.meter, tag, rows)
         if rows.shape[1] == 0:
             return Pending(rows.new_empty(sum(recv_counts), 0), None, rows.device, self.meter, tag, rows)
+        if self.debug:
+            about = [f"exchange ({tag[1]} of layer {tag[0]})", rows.shape[1], str(rows.dtype)]
+            self._compare(about, list(send_counts), list(recv_counts))
         start = time.perf_counter()
         device, (rows, group) = rows.device, self._carrier(rows)
         received = self.buffers.empty(sum(recv_counts), rows.shape[1], rows)
+        if self.debug and received.is_floating_point():
+            received.fill_(torch.nan)
         work = dist.all_to_all_single(received, rows, list(recv_counts), list(send_counts), group=group, async_op=True)
         row_bytes = rows.shape[1] * rows.element_size()
         self.meter.sent(tag, [0 if r == self.rank else c * row_bytes for r, c in enumerate(send_counts)])
@@ -195,6 +207,8 @@ class World:
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over the ranks, in place; returns it."""
         if self.size > 1 and tensor.numel():
+            if self.debug:
+                self._compare(["sum", list(tensor.shape), str(tensor.dtype)])
             start = time.perf_counter()
             carried, group = self._carrier(tensor)
             dist.all_reduce(carried, group=group)
@@ -203,23 +217,45 @@ class World:
             self.meter.seconds += time.perf_counter() - start
         return tensor
 
-    def gather_vector(self, values: Sequence[float]) -> Tensor:
+    def gather_vector(self, values: Sequence[float], *, compared: bool = True) -> Tensor:
         """float64 [P, len(values)] on the CPU: every rank's values, on every rank."""
         mine = torch.tensor(values, dtype=torch.float64)
         if self.size == 1:
             return mine[None]
+        if self.debug and compared:
+            self._compare(["gather", len(values)])
         out = [torch.empty_like(mine) for _ in range(self.size)]
         start = time.perf_counter()
         dist.all_gather(out, mine, group=self.control)
         self.meter.seconds += time.perf_counter() - start
         return torch.stack(out)
 
-    def gather_json(self, value: Any) -> list[Any]:
+    def _compare(
+        self, about: Sequence[Any], sent: Sequence[int] | None = None, received: Sequence[int] | None = None
+    ) -> None:
+        """Raise the same ``RankError`` on all ranks where they are not about to do the same collective, with the same
+        shapes and with numbers of rows that fit (a collective)."""
+        told = self.gather_json([self.meter.where, *about, sent, received], compared=False)
+        for rank, other in enumerate(told):
+            if other[:-2] != told[0][:-2]:
+                raise RankError(
+                    f"debug: rank 0 is at {_said(told[0][:-2])}, but rank {rank} at {_said(other[:-2])}; all ranks "
+                    f"must run the same layers in the same order"
+                )
+        for source, (*_, to, _) in enumerate(told):
+            for target, (*_, of) in enumerate(told):
+                if to is not None and to[target] != of[source]:
+                    raise RankError(
+                        f"debug: at {_said(told[0][:-2])}, rank {source} sends {to[target]} rows to rank {target}, "
+                        f"which expects {of[source]}"
+                    )
+
+    def gather_json(self, value: Any, *, compared: bool = True) -> list[Any]:
         """Every rank's JSON-able value, in order of rank, on every rank."""
         text = json.dumps(value).encode()
         if self.size == 1:
             return [json.loads(text)]
-        sizes = self.gather_vector([len(text)])[:, 0].to(torch.int64).tolist()
+        sizes = self.gather_vector([len(text)], compared=compared)[:, 0].to(torch.int64).tolist()
         mine = torch.zeros(max(sizes), dtype=torch.uint8)
         mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         out = [torch.empty_like(mine) for _ in range(self.size)]
@@ -334,11 +370,29 @@ class World:
                 time.sleep(0.05)
         lost = [rank for rank in range(self.size) if rank not in living]
         if lost:
-            what = f"did not answer within {self.timeout:g} s (--timeout)" if late else "ended or cannot be reached"
+            what = "ended or cannot be reached"
+            if late:
+                what = f"did not answer within {self.timeout:g} s (--timeout){self._stacks(lost, living)}"
             remedy = "raise --timeout if it is only slow, or " * late + self._remedy()
             return f"{_ranks(lost)} {what}; {_ranks(living)} waited at {where}; {remedy}"
         detail = next(iter(str(cause).strip().splitlines()), "no detail")
         return f"the connection between ranks broke at {where}: {type(cause).__name__}: {detail}; {self._remedy()}"
+
+    def _stacks(self, lost: Sequence[int], living: set[int]) -> str:
+        """Have lost ranks of this host print where they are; the lowest of the living there asks, and says so."""
+        found = []
+        with contextlib.suppress(OSError, IndexError):
+            for rank in lost:
+                place, mine = self.processes[rank], self.processes[self.rank]
+                if place is None or mine is None or not place[0] or place[0] != mine[0]:
+                    continue
+                if is_stopped(place[1]):
+                    found.append(f"process {place[1]} is stopped, SIGCONT lets it go on")
+                    continue
+                if self.rank == min(r for r in living if (p := self.processes[r]) is not None and p[0] == mine[0]):
+                    os.kill(place[1], _STACK_SIGNAL)
+                found.append(f"process {place[1]}, which prints its stack")
+        return f" ({', '.join(found)})" if found else ""
 
     def _remedy(self) -> str:
         with contextlib.suppress(Exception):  # it may look at disks
@@ -356,6 +410,11 @@ def _unexpected(error: Exception) -> tuple[str, Exception | None]:
     if isinstance(error, OSError):
         return str(error), None
     return f"{type(error).__name__}: {error}", error
+
+
+def _said(about: Sequence[Any]) -> str:
+    where, kind, *shapes = about
+    return f"{where}: {kind} of {', '.join(map(str, shapes))}"
 
 
 def _ranks(ranks: Iterable[int]) -> str:
@@ -376,6 +435,16 @@ def is_lost_rank(cause: BaseException) -> bool:
     text = str(cause).lower()
     words = ("gloo", "nccl", "connection closed", "connection reset", "timed out waiting", "broken pipe")
     return isinstance(cause, RuntimeError) and any(word in text for word in words)
+
+
+def _prints_stack() -> bool:
+    """Have the stacks of this process printed on a signal, even where it hangs outside Python; False where none can."""
+    if signal.getsignal(_STACK_SIGNAL) != signal.SIG_DFL:
+        return False
+    with contextlib.suppress(RuntimeError, ValueError, AttributeError, OSError):  # no standard error, say
+        faulthandler.register(_STACK_SIGNAL)
+        return True
+    return False
 
 
 def _tell_torchrun(message: str) -> None:
@@ -456,8 +525,9 @@ def open_world(
         launch=launch,
     )
     try:
-        own_gpu = gpus >= local_size
-        if all(world.gather_json(own_gpu)):
+        told = world.gather_json([gpus >= local_size, process_here() if _prints_stack() else None])
+        world = dataclasses.replace(world, processes=tuple(place and tuple(place) for _, place in told))
+        if all(own_gpu for own_gpu, _ in told):
             world = dataclasses.replace(world, data=dist.new_group(backend="nccl", timeout=span))
         yield world
     except Exception as cause:

@@ -217,9 +217,11 @@ def test_a_rank_that_does_not_answer_is_named_after_the_timeout(
     assert seconds_since(fault.mark) < 30
     said = job.text(0, "err") + job.text(2, "err")
     assert said == (
-        "fullgraph: error: rank 1 did not answer within 3 s (--timeout); ranks 0 and 2 waited at epoch 3, layer 1 "
-        f"forward; raise --timeout if it is only slow, or {NO_WAY_ON}\n"
+        f"fullgraph: error: rank 1 did not answer within 3 s (--timeout) (process {job.processes[1].pid}, which prints "
+        f"its stack); ranks 0 and 2 waited at epoch 3, layer 1 forward; raise --timeout if it is only slow, or "
+        f"{NO_WAY_ON}\n"
     )
+    assert re.search(r"most recent call first.*\n.* in happen\n", job.text(1, "err"))
 
 
 def test_an_error_that_all_ranks_know_is_shown_once(

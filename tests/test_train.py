@@ -357,6 +357,13 @@ def test_weights_that_differ_are_refused(ranks: RankPool, shards: dict[int, Path
     assert "from torch's generator alone" in text
 
 
+def test_a_run_that_compares_every_step_is_the_same_run(
+    ranks: RankPool, shards: dict[int, Path], tmp_path: Path
+) -> None:
+    plain, compared = (run_on(ranks, 3, shards[3], tmp_path / str(on), epochs=3, debug=on) for on in (False, True))
+    assert compared.losses == plain.losses
+
+
 def initial_weights(world: World, folder: Path, options: TrainConfig) -> list[Tensor]:
     torch.manual_seed(world.rank)  # of no consequence
     torch.rand(world.rank)

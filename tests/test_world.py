@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -79,6 +80,41 @@ def test_exchange_brings_every_row_to_its_place(ranks: RankPool, parts: int) -> 
             for received, expected in pairs:
                 assert received.dtype == expected.dtype
                 assert torch.equal(received, expected), f"{name}, width {width}, rank {rank}, {expected.dtype}"
+
+
+def compared(world: World, what: str) -> str:
+    """An exchange that does not fit, where every collective is compared before."""
+    world, there = dataclasses.replace(world, debug=True), world.rank == 1
+    try:
+        if what == "order":
+            for layer in (1, 0) if there else (0, 1):
+                world.exchange(torch.ones(2, 3), [1, 1], [1, 1], (layer, "forward")).wait()
+        elif what == "kind" and there:
+            world.sum_(torch.ones(2, 3))
+        elif what == "counts" and there:
+            world.exchange(torch.ones(1, 3), [1, 0], [2, 0]).wait()
+        elif what == "columns" and there:
+            world.exchange(torch.ones(2, 4), [1, 1], [1, 1]).wait()
+        else:
+            world.exchange(torch.ones(2, 3), [1, 1], [1, 1]).wait()
+    except RankError as error:
+        return str(error)
+    return "it went well"
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("order", "rank 0 is at .*forward of layer 0.* but rank 1 at .*forward of layer 1"),
+        ("kind", "rank 0 is at .*exchange .* but rank 1 at .*sum of"),
+        ("counts", "rank 0 sends 1 rows to rank 1, which expects 2"),
+        ("columns", "of 3, torch.float32, but rank 1 at .*of 4, torch.float32"),
+        ("nothing", "it went well"),
+    ],
+)
+def test_what_ranks_do_not_do_alike_is_told_before_it_is_done(ranks: RankPool, what: str, text: str) -> None:
+    (said,) = set(ranks.run(2, compared, what))
+    assert re.search(text, said), said
 
 
 def exchanged_without_columns(world: World) -> tuple[tuple[int, ...], int]:
