@@ -206,13 +206,13 @@ class _Linear(torch.autograd.Function):
         root: Tensor | None,
         bias: Tensor | None,
         world: World,
-        after: ReluDropout | None,
+        around: Surroundings,
     ) -> Tensor:
         ctx.save_for_backward(p, weight, q, root)
-        ctx.has_bias, ctx.buffers = bias is not None, world.buffers
+        ctx.world, ctx.before, ctx.has_bias = world, around.before, bias is not None
         width, weight, root = weight.shape[0], weight.to(p.dtype), None if root is None else root.to(p.dtype)
         y = world.buffers.empty(p.shape[0], width, p)
-        finish_ = _finisher(after, bias, y)
+        finish_ = _finisher(around.after, bias, y)
         for block in _rows(p.shape[0], _block_rows(p, width)):
             out = torch.mm(p[block], weight.t(), out=y[block])
             if q is not None and root is not None:
@@ -224,12 +224,8 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         p, weight, q, root = ctx.saved_tensors
-        empty = ctx.buffers.empty
-        grad_p = grad_q = None
-        if ctx.needs_input_grad[0]:
-            grad_p = torch.mm(grad, weight.to(grad.dtype), out=empty(*p.shape, grad))
-        if q is not None and ctx.needs_input_grad[2]:
-            grad_q = torch.mm(grad, root.to(grad.dtype), out=empty(*q.shape, grad))
+        grad_p = _through(grad, weight, p, ctx.before, ctx.world) if ctx.needs_input_grad[0] else None
+        grad_q = _through(grad, root, q, None, ctx.world) if q is not None and ctx.needs_input_grad[2] else None
         return (
             grad_p,
             torch.mm(grad.t(), p).to(weight.dtype),
@@ -239,6 +235,17 @@ class _Linear(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _through(grad: Tensor, weight: Tensor, x: Tensor, before: ReluDropout | None, world: World) -> Tensor:
+    """The gradient of rows x [n, D_in] by that of ``x weight^T``, and of what ``before`` made x of."""
+    out = world.buffers.empty(grad.shape[0], weight.shape[1], grad)
+    scaled = (weight if before is None else weight * before.scale).to(grad.dtype)
+    for block in _rows(grad.shape[0], _block_rows(grad, weight.shape[1])):
+        torch.mm(grad[block], scaled, out=out[block])
+        if before is not None:
+            out[block].mul_(torch.gt(x[block], 0, out=torch.empty_like(x[block])))
+    return out
 
 
 def graph_linear(
@@ -265,7 +272,8 @@ def pair_linear(
     bias: Tensor | None,
     *,
     world: World,
-    after: ReluDropout | None = None,
+    around: Surroundings = ALONE,
 ) -> Tensor:
-    """``after(p weight^T + q root^T + bias)`` [n, D_out] for p [n, D_in] and q [n, D_in]."""
-    return _Linear.apply(p, weight, q, root, bias, world, after)  # type: ignore[no-any-return, no-untyped-call]
+    """``after(p weight^T + q root^T + bias)`` [n, D_out] for p [n, D_in] and q [n, D_in]; what came ``before`` is what
+    made p."""
+    return _Linear.apply(p, weight, q, root, bias, world, around)  # type: ignore[no-any-return, no-untyped-call]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fullgraph.cost import LayerRows, RankRows, memory_by_tensor
+from fullgraph.footprint import LayerRows, RankRows, memory_by_tensor
 from fullgraph.host import available_memory
 from fullgraph.kernels import SparseRows
 from fullgraph.models import GNN

@@ -76,12 +76,12 @@ class GINConv(nn.Module):
         else:
             self.register_buffer("eps", torch.tensor(float(eps)))
 
-    def forward(self, x: Input, view: LayerView) -> Tensor:
+    def forward(self, x: Input, view: LayerView, around: Surroundings = ALONE) -> Tensor:
         # The MLP's first map commutes with the sum.
-        aggregated = view.propagate(x, "sum", self.first.weight)
-        own = linear(view.own(x), self.first.weight)
-        y = aggregated + (1 + self.eps) * own + self.first.bias.to(own.dtype)
-        return linear(F.relu(y), self.second.weight, self.second.bias)
+        first, inner = self.first, ReluDropout(view.ids, 0.0, None)
+        own = (1 + self.eps) * first.weight
+        hidden = view.convolve(x, "sum", first.weight, own, first.bias, Surroundings(around.before, inner))
+        return view.mapped(hidden, self.second.weight, self.second.bias, Surroundings(inner, around.after))
 
 
 class GATConv(nn.Module):
@@ -217,7 +217,7 @@ class GNN(nn.Module):
         self.norms = nn.ModuleList([] if norm is None else [norm(config.hidden) for _ in range(config.layers - 1)])
         self.widths = tuple(widths)
         self.uses: Literal["linear", "halo"] = "halo" if config.model == "gat" else "linear"
-        self.fuses = config.model in ("gcn", "sage")
+        self.fuses = config.model != "gat"
         self.activation: type[Activation] = EluDropout if config.model == "gat" else ReluDropout
 
     def forward(self, x: Input, views: Sequence[LayerView]) -> Tensor:

@@ -13,13 +13,12 @@ from fullgraph.cost import (
     Crossing,
     InputShape,
     Layer0,
-    LayerRows,
     Machine,
-    RankRows,
     crossings,
     layer0_seconds,
 )
 from fullgraph.cut import LayerCounts
+from fullgraph.footprint import LayerRows, RankRows
 
 
 @dataclass(frozen=True, kw_only=True)

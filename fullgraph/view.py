@@ -285,7 +285,11 @@ class LayerView:
             x = derive(x, around.before, world.buffers)
             aggregated = propagate(rows, plan, world=world, tag=tag, carrier=self._carrier())
         own = None if root is None else self.own(x)
-        return pair_linear(aggregated, weight, own, root, bias, world=world, after=around.after)
+        return pair_linear(aggregated, weight, own, root, bias, world=world, around=Surroundings(after=around.after))
+
+    def mapped(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, around: Surroundings = ALONE) -> Tensor:
+        """``x weight^T + bias`` for rows [m, D_in] of this rank alone, with ``around`` as in ``convolve``."""
+        return pair_linear(x, weight, None, None, bias, world=self.plan.world, around=around)
 
     def _aggregated_once(self, x: Tensor, norm: Norm) -> Tensor | None:
         """``norm(A) x`` [n_out, F] where that was formed at start and ``x`` are the features as they stand."""
@@ -310,22 +314,20 @@ class LayerView:
         if self.input is not None and isinstance(x, Tensor) and self._keeps:
             dropped = self._drawn_from_input(x)
             if dropped is not None:
-                return self._mapped(self.input.kept(self.plan).drawn(dropped or None), weight)
+                rows = self.input.kept(self.plan).drawn(dropped or None)
+                return rows if weight is None else self.mapped(rows, weight)
         if self.this_pass.policy is not None and self.this_pass.policy.scales:
             raise ValueError(
                 "--boundary-sample: layers that use the rows themselves (with_halo) cannot make up for those that are "
                 "not drawn; leave it out, or add --refresh every:R or pipelined, where these stay as they were"
             )
         if (cached := self._masked_here(x, tag)) is not None:
-            return self._mapped(cached, weight)
+            return cached if weight is None else self.mapped(cached, weight)
         if isinstance(x, SparseRows):
             if weight is None:
                 raise ValueError("sparse rows can be exchanged only together with a weight")
             x, weight = linear(x, weight), None
         return halo_rows(x, self.plan.halo.route, weight, world=self.plan.world, tag=tag, carrier=self._carrier())
-
-    def _mapped(self, rows: Tensor, weight: Tensor | None) -> Tensor:
-        return rows if weight is None else pair_linear(rows, weight, None, None, None, world=self.plan.world)
 
     def _masked_here(self, x: Tensor | SparseRows, tag: Tag) -> Tensor | None:
         """``[owned | halo]`` rows of dropped rows x of which the halo ones come undropped from a cache and are masked

@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fullgraph.config import TrainConfig
-from fullgraph.cost import Machine, RankRows, loading_bytes, memory_by_tensor
+from fullgraph.cost import Machine
 from fullgraph.cut import label_reach, layer_counts
+from fullgraph.footprint import PROCESS_BYTES, RankRows, loading_bytes, memory_by_tensor
 from fullgraph.step import ModelShape, rank_rows, step_cost
 from partition_tools.assign import Assignment, AssignOptions
 from partition_tools.cutter import SPARSE_BELOW
@@ -34,8 +35,6 @@ _BYTE = 1.5e-9
 """a byte of features to look over and deal out,"""
 _PART = 0.03
 """and a shard."""
-PROCESS_BYTES = 360 << 20
-"""Memory of a rank's process before it has loaded anything: Python, torch and what they bring."""
 
 
 def assign_seconds(graph: Graph, options: AssignOptions) -> float:

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullgraph.config import TrainConfig
-from fullgraph.cost import ITEM_BYTES, Layer0, Machine, memory_by_tensor
+from fullgraph.cost import ITEM_BYTES, Layer0, Machine
 from fullgraph.cut import CutCounts, LayerCounts, cut_counts, cut_counts_of_shards, label_reach, layer_counts
+from fullgraph.footprint import memory_by_tensor
 from fullgraph.shards import Manifest, Shard, read_manifest, read_shard, stored_features
 from fullgraph.step import ModelShape, StepCost, rank_rows, step_cost
 from partition_tools.runs import Measured, Run

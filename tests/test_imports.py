@@ -14,7 +14,20 @@ ROOT = Path(__file__).resolve().parents[1]
 FULLGRAPH, PARTITION_TOOLS = ROOT / "fullgraph", ROOT / "partition_tools"
 
 # A module of fullgraph imports only modules named before it.
-NUMPY_LAYERS = ("wording", "host", "files", "hdf5", "shards", "merge", "cut", "config", "checks", "cost", "step")
+NUMPY_LAYERS = (
+    "wording",
+    "host",
+    "files",
+    "hdf5",
+    "shards",
+    "merge",
+    "cut",
+    "config",
+    "checks",
+    "cost",
+    "footprint",
+    "step",
+)
 TORCH_LAYERS = (
     *(
         "buffers",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fullgraph.config import TrainConfig
-from fullgraph.cost import LayerRows, RankRows, memory_by_tensor
+from fullgraph.footprint import LayerRows, RankRows, memory_by_tensor
 from fullgraph.loading import load_shard
 from fullgraph.trainer import Trainer, make_trainer
 from fullgraph.world import World
