@@ -306,7 +306,7 @@ class _Layer:
         """The way back through the same."""
         if not self.last and (self.config.norm != "none" or (self.config.residual and not self.first)):
             other = self.rows_of(self.rows.n_out, self.b, pooled=False)
-            self.memory.touch(self.rows.n_out * self.b * self.step.size)
+            self.memory.touch((3 if self.config.norm == "batch" else 1) * self.rows.n_out * self.b * self.step.size)
             self.memory.give(grad)
             grad = other
         return grad
@@ -328,7 +328,7 @@ class _LinearLayer(_Layer):
 
     @property
     def waits(self) -> bool:
-        """Whether all rows are mapped before any is aggregated: a block at a time is, where neighbours' rows are here."""
+        """Whether all rows are mapped before any is aggregated: where neighbours' rows are here, it goes by blocks."""
         return not self.here or self.b != self.a
 
     def forward(self, entering: Taken | None) -> Taken:
