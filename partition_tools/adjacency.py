@@ -159,6 +159,26 @@ def rows_between(
     src: NDArray[np.int64], dst: NDArray[np.int64], part: NDArray[np.int32], parts: int
 ) -> NDArray[np.int64]:
     """[parts, parts] the same rows by sender and reader."""
+    return _count_rows(_rows_read(src, dst, part, parts), part, parts)
+
+
+def graph_rows_between(graph: Graph, part: NDArray[np.int32], parts: int) -> NDArray[np.int64]:
+    """[parts, parts] the same of a graph's edges, which may be on disk: the rows alone are in memory."""
+    if not graph.edges_on_disk:
+        return rows_between(graph.src, graph.dst, part, parts)
+    key, more, waiting = np.empty(0, np.int64), [np.empty(0, np.int64)], 0
+    for _, src, dst in graph.edge_blocks():
+        more.append(_rows_read(src, dst, part, parts))
+        waiting += more[-1].shape[0]
+        if waiting > max(key.shape[0], _BLOCK):
+            key, more, waiting = np.unique(np.concatenate([key, *more])), [], 0
+    return _count_rows(np.unique(np.concatenate([key, *more])), part, parts)
+
+
+def _rows_read(
+    src: NDArray[np.int64], dst: NDArray[np.int64], part: NDArray[np.int32], parts: int
+) -> NDArray[np.int64]:
+    """Ascending ``source * parts + reader`` of the cut edges, each once."""
     reader = part[dst]
     cut = part[src] != reader
     key = src[cut]
@@ -166,7 +186,10 @@ def rows_between(
     key += reader[cut]
     del reader, cut
     key.sort()
-    key = key[_first_of_run(key)]
+    return np.asarray(key[_first_of_run(key)])
+
+
+def _count_rows(key: NDArray[np.int64], part: NDArray[np.int32], parts: int) -> NDArray[np.int64]:
     pair = part[key // parts].astype(np.int64) * parts + key % parts
     return np.bincount(pair, minlength=parts**2).reshape(parts, parts)
 

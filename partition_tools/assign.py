@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fullgraph.wording import counted
 from partition_tools import kahypar, metis, streaming
-from partition_tools.adjacency import rows_between, rows_sent, symmetric_adjacency
+from partition_tools.adjacency import graph_rows_between, rows_sent, symmetric_adjacency
 from partition_tools.balance import loads_of, pack, repair
 from partition_tools.graph import Graph
 from partition_tools.loads import Loads
@@ -141,7 +141,7 @@ def assign(graph: Graph, options: AssignOptions) -> Assignment:
             if value is not None and parts > 1 and not method.startswith(_FILE):
                 notes.append(f"{name} weights play no part in --method {method}")
     if parts > 2 and options.renumbers:
-        part = numbering(rows_between(graph.src, graph.dst, part, parts))[part].astype(np.int32)
+        part = numbering(graph_rows_between(graph, part, parts))[part].astype(np.int32)
     return Assignment(
         part=part,
         parts=parts,

@@ -44,7 +44,10 @@ def loads_of(
         elif name == "edges":
             # Balanced alone, a node without in-edges counts as one, so that such nodes are spread, too.
             least = 0 if "nodes" in balance and graph.num_edges else 1
-            found["edges"] = np.maximum(np.bincount(graph.dst, minlength=graph.num_nodes), least)
+            into = np.zeros(graph.num_nodes, np.int64)
+            for _, _, dst in graph.edge_blocks():
+                into += np.bincount(dst, minlength=graph.num_nodes)
+            found["edges"] = np.maximum(into, least)
         elif name == "train":
             if graph.splits is None or not graph.splits.train[:1].any():
                 raise ValueError(

@@ -76,7 +76,7 @@ def build_need(graph: Graph, options: AssignOptions) -> Need:
     row = edge_x + (0 if graph.edge_weight is None else graph.edge_weight.dtype.itemsize)
     partition = 4 * n
     if options.method == "fennel":
-        partition = 8 * e + 24 * n + min(_BLOCKS, 40 * e)
+        partition = (0 if on_disk else 16 * e) + 40 * n + min(_BLOCKS, 80 * e)
     elif options.parts > 1 and (options.method in ("metis", "best", "bfs") or options.clusters):
         entries = e if options.method != "bfs" else 2 * e
         partition = max(

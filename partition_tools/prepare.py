@@ -10,12 +10,16 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from fullgraph.host import available_memory
 from fullgraph.wording import counted
 from partition_tools.graph import Array, Graph, Splits, entry_keys, release
+from partition_tools.mapped import Growing, blocks
 from partition_tools.stored import Features, StoredRows, row_blocks
 
 _FEATURES = {"x": "node", "edge_x": "edge"}
 """Fields of features, and what a row of each is."""
+_MERGE_EDGE, _REVERSE_EDGE = 56, 96
+"""Bytes an edge that merging duplicates and adding reverse edges take: keys, their order, and the result."""
 
 
 def check(graph: Graph) -> None:
@@ -37,11 +41,16 @@ def check_values(graph: Graph) -> None:
                 f"replace them (--nan zero or --nan mean) or drop the column"
             )
     if graph.edge_weight is not None:
-        bad = np.flatnonzero(~np.isfinite(graph.edge_weight))
-        if bad.size:
-            edge = int(bad[0])
+        count, edge = 0, 0
+        for block in blocks(graph.num_edges):
+            bad = np.flatnonzero(~np.isfinite(graph.edge_weight[block]))
+            if bad.size and not count:
+                edge = block.start + int(bad[0])
+            count += bad.size
+            release(graph.edge_weight)
+        if count:
             raise ValueError(
-                f"{graph.where('edge_weight')} holds {_no_numbers(bad.size)}; the first is {graph.edge_weight[edge]} "
+                f"{graph.where('edge_weight')} holds {_no_numbers(count)}; the first is {graph.edge_weight[edge]} "
                 f"of {graph.edge(edge)}; replace them or remove those edges"
             )
     if graph.y is not None and graph.task == "regression" and np.isinf(graph.y).any():
@@ -152,8 +161,39 @@ def _with_edges(graph: Graph, edges: NDArray[np.int64], change: str) -> Graph:
 
 def drop_loops(graph: Graph) -> Graph:
     """The graph without edges from a node to itself; the others keep their order."""
+    if graph.edges_on_disk:
+        return _without_loops_on_disk(graph)
     kept = np.flatnonzero(graph.src != graph.dst)
     return _with_edges(graph, kept, f"{counted(graph.num_edges - kept.size, 'loop')} dropped")
+
+
+def _without_loops_on_disk(graph: Graph) -> Graph:
+    tables = {name: getattr(graph, name) for name in ("src", "dst", "edge_weight", "edge_x")}
+    given = {name: table for name, table in tables.items() if table is not None}
+    kept = {name: Growing(table.dtype, table.shape[1:]) for name, table in given.items()}
+    for block, src, dst in graph.edge_blocks():
+        plain = src != dst
+        for name, table in given.items():
+            kept[name].add(table[block][plain])
+            release(table)
+    without: dict[str, Any] = {name: table.array() for name, table in kept.items()}
+    dropped = graph.num_edges - without["src"].shape[0]
+    return replace(graph, **without, changes=(*graph.changes, f"{counted(dropped, 'loop')} dropped"))
+
+
+def in_memory(graph: Graph, flag: str, bytes_an_edge: int) -> Graph:
+    """The graph with its edges in memory, where ``flag`` needs them there; ``ValueError`` where they do not fit."""
+    if not graph.edges_on_disk:
+        return graph
+    needed, free = bytes_an_edge * graph.num_edges, available_memory()
+    if needed > free:
+        raise ValueError(
+            f"{graph.where('edges')}: {flag} sorts all edges in memory, {needed / 2**30:,.1f} GiB of it for "
+            f"{counted(graph.num_edges, 'edge')}, and {free / 2**30:,.1f} GiB are free; apply it before, and name the "
+            f"file that results"
+        )
+    tables = {name: getattr(graph, name) for name in ("src", "dst", "edge_weight", "edge_x")}
+    return replace(graph, **{name: np.array(table) for name, table in tables.items() if table is not None})
 
 
 def merge_duplicates(graph: Graph, how: str) -> Graph:
@@ -162,6 +202,7 @@ def merge_duplicates(graph: Graph, how: str) -> Graph:
     ``how`` is sum (weights are summed; where there are none an edge counts 1), first (the first is kept as it is) or
     error (``ValueError`` naming the first repeated edge).
     """
+    graph = in_memory(graph, f"--duplicates {how}", _MERGE_EDGE)
     keys = entry_keys(graph.src, graph.dst, graph.num_nodes)
     order = np.argsort(keys, kind="stable")
     begins = np.flatnonzero(np.diff(keys[order], prepend=-1))
@@ -239,6 +280,7 @@ def make_undirected(graph: Graph) -> Graph:
     Of a repeated entry the i-th copy is answered by the i-th copy of its reverse, so the result holds u -> v as often
     as v -> u. Entries of the graph keep their ids; new ones follow. Loops have no reverse.
     """
+    graph = in_memory(graph, "--undirected", _REVERSE_EDGE)
     there = entry_keys(graph.src, graph.dst, graph.num_nodes)
     back = entry_keys(graph.dst, graph.src, graph.num_nodes)
     order = np.argsort(there, kind="stable")

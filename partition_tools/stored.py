@@ -33,7 +33,7 @@ class StoredRows:
     def __init__(self, path: str, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         assert not dtype.hasobject
         dtype = np.dtype(np.uint8) if dtype == np.bool_ else dtype
-        self.path, self._offset, self._stored = path, offset, dtype
+        self.path, self.offset, self.stored_dtype = path, offset, dtype
         self.dtype, self.shape = dtype.newbyteorder("="), shape
 
     @property
@@ -51,8 +51,8 @@ class StoredRows:
         width = math.prod(self.shape[1:])
         count = max(0, stop - start) * width
         with open(self.path, "rb", buffering=0) as file:
-            file.seek(self._offset + start * width * self.dtype.itemsize)
-            values = np.fromfile(file, self._stored, count)
+            file.seek(self.offset + start * width * self.dtype.itemsize)
+            values = np.fromfile(file, self.stored_dtype, count)
         if values.shape[0] != count:
             raise ValueError(f"{self.path}: has become shorter while it was read; leave it as it is during a build")
         return values.astype(self.dtype, copy=False).reshape(-1, *self.shape[1:])

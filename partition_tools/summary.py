@@ -10,7 +10,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from fullgraph.wording import counted
-from partition_tools.graph import Graph
+from partition_tools.graph import Graph, release
 from partition_tools.pairs import component_of_nodes, count_pairs
 from partition_tools.stored import Features, StoredRows
 
@@ -157,10 +157,16 @@ def _density(x: Features) -> float:
 def _weights(graph: Graph, in_degree: NDArray[np.int64]) -> WeightCount | None:
     if graph.edge_weight is None:
         return None
-    sums = np.bincount(graph.dst, graph.edge_weight, graph.num_nodes)
+    sums, zero, negative = np.zeros(graph.num_nodes), 0, 0
+    for block, _, dst in graph.edge_blocks():
+        weight = graph.edge_weight[block]
+        np.add.at(sums, dst, weight)  # in order of edges, whatever the blocks
+        zero += int(np.count_nonzero(weight == 0))
+        negative += int(np.count_nonzero(weight < 0))
+        release(graph.edge_weight)
     return WeightCount(
-        zero=int(np.count_nonzero(graph.edge_weight == 0)),
-        negative=int(np.count_nonzero(graph.edge_weight < 0)),
+        zero=zero,
+        negative=negative,
         zero_sums=int(np.count_nonzero((sums == 0) & (in_degree > 0))),
         negative_sums=int(np.count_nonzero(sums < 0)),
     )

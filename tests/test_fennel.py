@@ -50,7 +50,7 @@ def test_sizes_are_kept(use_numba: bool, most: list[int]) -> None:
 
 def test_neighbours_are_those_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = random_graph("g", nodes=40, edges=150, loops=5)
-    monkeypatch.setattr(streaming, "_EDGES_AT_ONCE", 32)
+    monkeypatch.setattr(streaming, "_BUCKET", 32)
     offsets, neighbours = streaming._neighbours(graph)
     for v in range(40):
         expected = sorted([*graph.dst[graph.src == v], *graph.src[graph.dst == v]])

@@ -20,6 +20,7 @@ from partition_tools.graph import Graph
 from partition_tools.sources import (
     arrays,
     demo,
+    edge_array,
     edge_list,
     gnn_benchmark,
     hdf5_graph,
@@ -47,6 +48,7 @@ READERS: tuple[Reader, ...] = (
     metis.READER,
     matrix.MATRIX_MARKET_READER,
     edge_list.READER,
+    edge_array.READER,
     hdf5_graph.READER,
     tensors.READER,
     gnn_benchmark.READER,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fullgraph.wording import counted, there_are
 from partition_tools.graph import Array, Splits, entry_keys
+from partition_tools.mapped import extent
 from partition_tools.sources.fields import Fields
 from partition_tools.stored import Features as Features
 from partition_tools.stored import StoredRows
@@ -62,12 +63,15 @@ def check_ends(
     ``base`` is what was subtracted from the file's ids, of which the message speaks; None for a format that does not
     take --index-base.
     """
-    bad = (src < 0) | (src >= num_nodes) | (dst < 0) | (dst >= num_nodes)
-    if not bad.any():
+    if src.size == 0:
         return
+    low, high = extent(src, dst)
+    if low >= 0 and high < num_nodes:
+        return
+    bad = (src < 0) | (src >= num_nodes) | (dst < 0) | (dst >= num_nodes)
     first = int(np.argmax(bad))
     start = base or 0
-    low, high = min(int(src.min()), int(dst.min())) + start, max(int(src.max()), int(dst.max())) + start
+    low, high = low + start, high + start
     remedy = f"number the nodes from {start}, or give every node its row"
     if low < 0:
         remedy = "ids must not be negative; a negative one often comes from an id too large for its integer type"

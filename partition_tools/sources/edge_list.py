@@ -12,7 +12,9 @@ no harm. The first row tells whether ids are numbers; a row that disagrees is an
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -21,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullgraph.wording import counted
-from partition_tools.graph import Array, Graph
+from partition_tools.graph import EDGE_BLOCK, Array, Graph, release
+from partition_tools.mapped import Growing, blocks, extent, too_large
 from partition_tools.sources import arrays
 from partition_tools.sources.options import LoadOptions
 from partition_tools.sources.reader import Reader, Request
@@ -33,6 +36,10 @@ _NAME = re.compile(rf"(.+)\.({'|'.join(_ENDINGS)})(\.gz)?", re.IGNORECASE)
 _SOURCE = ("source", "src", "from", "u", "head", "node1", "id1", "fromnodeid", "from_node_id", "source_id")
 _TARGET = ("target", "dst", "destination", "to", "v", "tail", "node2", "id2", "tonodeid", "to_node_id", "target_id")
 _WEIGHT = ("weight", "weights", "w", "value", "edge_weight")
+_PIECE = 1 << 24
+"""Bytes of a piece of a file that is too large to be taken whole."""
+_SPREAD = 4
+"""Bytes of memory that a byte of the file takes, at least, where it is."""
 _DENSE_SPAN = 8
 """Ids up to this many times their number are counted in a table; a wider range is sorted."""
 
@@ -83,17 +90,13 @@ class _Ends:
 
     @classmethod
     def read(cls, path: str, options: LoadOptions) -> _Ends:
-        text = Text.read(path)
-        _refuse_others(text)
-        if text.row(0) is None:
-            raise ValueError(f"{path}: holds no edges; expected a row an edge: source, destination")
+        if too_large(_SPREAD * os.path.getsize(path)):
+            ends = cls._in_pieces(Text.first_of(path, _PIECE), options)
+            if ends is not None:
+                return ends
         said: list[str] = []
-        text = _named(text, options, said)
-        text.check_width()
-        source, target, weight = _places(text, options, said)
-        if text.comments:
-            skipped = counted(text.comments, "line of comments", "lines of comments")
-            said.append(f"{counted(text.num_rows, 'edge')} read, {skipped} skipped")
+        text, source, target, weight = _opened(Text.read(path), options, said)
+        _say_skipped(text.num_rows, text.comments, said)
         ids = _ids(text, [source, target], options, said)
         if ids.dtype.kind == "U":
             _refuse_triples(text, weight)
@@ -105,8 +108,53 @@ class _Ends:
             said=tuple(said),
         )
 
+    @classmethod
+    def _in_pieces(cls, first: Text, options: LoadOptions) -> _Ends | None:
+        """The same, piece by piece and laid on disk; None where ids are names, which are held in memory."""
+        said: list[str] = []
+        first, source, target, weight = _opened(first, options, said)
+        src, dst, weights = Growing(np.int64), Growing(np.int64), Growing(np.float64)
+        rows = comments = 0
+        about_ids: list[str] = []
+        for piece in first.all_of(_PIECE):
+            if rows == 0 or piece.num_rows:
+                ids = _ids(piece, [source, target], options, about_ids := [])
+                if ids.dtype.kind == "U":
+                    return None
+                src.add(ids[:, 0])
+                dst.add(ids[:, 1])
+            if weight is not None and options.weights:
+                weights.add(piece.parse(np.float64, [weight])[:, 0])
+            rows, comments = rows + piece.num_rows, comments + piece.comments
+        _say_skipped(rows, comments, said)
+        given = weight is not None and options.weights
+        return cls(
+            text=first,
+            src=src.array(),
+            dst=dst.array(),
+            weight=weights.array() if given else None,
+            said=(*said, *about_ids),
+        )
+
     def fail(self, edge: int, problem: str) -> NoReturn:
         self.text.fail(edge, f"edge {self.src[edge]} -> {self.dst[edge]}: {problem}")
+
+
+def _opened(text: Text, options: LoadOptions, said: list[str]) -> tuple[Text, int, int, int | None]:
+    """The text under its header, and its columns of source, destination and weight."""
+    _refuse_others(text)
+    if text.row(0) is None:
+        raise ValueError(f"{text.path}: holds no edges; expected a row an edge: source, destination")
+    text = _named(text, options, said)
+    text.check_width()
+    return text, *_places(text, options, said)
+
+
+def _say_skipped(rows: int, comments: int, said: list[str]) -> None:
+    if comments:
+        said.append(
+            f"{counted(rows, 'edge')} read, {counted(comments, 'line of comments', 'lines of comments')} skipped"
+        )
 
 
 def _refuse_others(text: Text) -> None:
@@ -254,32 +302,55 @@ def _by_row(ends: _Ends, num_nodes: int, because: str, base: int) -> tuple[NDArr
             f"{ends.text.path}: ids are text ({ends.src[0]}), so they cannot be numbers of nodes, which {because} asks "
             f"for; give the files of features and labels a column of ids (--id-column)"
         )
-    src, dst = ends.src - base, ends.dst - base
-    bad = (src < 0) | (src >= num_nodes) | (dst < 0) | (dst >= num_nodes)
-    if bad.any():
-        _refuse_row(ends, src, dst, bad, num_nodes, because, base)
-    return src, dst
+    if ends.src.size:
+        low, high = extent(ends.src, ends.dst)
+        if low < base or high - base >= num_nodes:
+            _refuse_row(ends, low - base, high - base, num_nodes, because, base)
+    return (_less(ends.src, base), _less(ends.dst, base)) if base else (ends.src, ends.dst)
 
 
-def _refuse_row(
-    ends: _Ends,
-    src: NDArray[np.int64],
-    dst: NDArray[np.int64],
-    bad: NDArray[np.bool_],
-    num_nodes: int,
-    because: str,
-    base: int,
-) -> NoReturn:
-    low, high = int(min(src.min(), dst.min())), int(max(src.max(), dst.max()))
+def _less(ids: NDArray[np.int64], base: int) -> NDArray[np.int64]:
+    return _changed(ids, lambda some: some - base)
+
+
+def _changed(ids: Array, change: Callable[[Array], NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Ids changed one by one; in their place where they are on disk."""
+    if not isinstance(ids, np.memmap):
+        return change(ids)
+    for block in blocks(ids.shape[0]):
+        ids[block] = change(ids[block])
+        release(ids)
+    return ids
+
+
+def _find(ends: _Ends, test: Callable[[Array, Array], NDArray[np.bool_]]) -> tuple[int, int]:
+    """(The first edge that passes, how many do)."""
+    first, count = -1, 0
+    for block in blocks(ends.src.shape[0]):
+        found = test(ends.src[block], ends.dst[block])
+        if found.any():
+            first = block.start + int(np.argmax(found)) if first < 0 else first
+            count += int(np.count_nonzero(found))
+        release(ends.src)
+        release(ends.dst)
+    return first, count
+
+
+def _refuse_row(ends: _Ends, low: int, high: int, num_nodes: int, because: str, base: int) -> NoReturn:
     remedy = ""
     if base == 0 and low >= 1 and high == num_nodes:
         remedy = "; ids seem to start at 1: add --index-base 1"
     elif base == 1 and low == -1:
         remedy = "; ids start at 0: leave out --index-base 1"
+
+    def outside(src: Array, dst: Array) -> NDArray[np.bool_]:
+        return np.asarray((np.minimum(src, dst) < base) | (np.maximum(src, dst) - base >= num_nodes))
+
+    edge, count = _find(ends, outside)
     ends.fail(
-        int(np.argmax(bad)),
+        edge,
         f"{counted(num_nodes, 'node')} ({because}), so ids go from {base} to {num_nodes - 1 + base}; "
-        f"{counted(int(bad.sum()), 'such edge')}, the largest id is {high + base}{remedy}",
+        f"{counted(count, 'such edge')}, the largest id is {high + base}{remedy}",
     )
 
 
@@ -289,20 +360,16 @@ def _by_id(ends: _Ends, request: Request, changes: list[str]) -> tuple[NDArray[n
     if base is not None:
         if ends.src.dtype != np.int64:
             raise ValueError(f"{ends.text.path}: --index-base {base}: ids are text ({ends.src[0]}), not numbers")
-        low = np.minimum(ends.src, ends.dst)
-        if (low < base).any():
-            ends.fail(int(np.argmax(low < base)), f"--index-base {base} says that ids start at {base}")
+        edge, _ = _find(ends, lambda src, dst: np.asarray(np.minimum(src, dst) < base))
+        if edge >= 0:
+            ends.fail(edge, f"--index-base {base} says that ids start at {base}")
     features, labels = request.tables.features, request.tables.labels
     if features is not None and features.ids is not None:
         return _among(ends, features)
     extra = labels.ids if labels is not None else None
-    flat = np.concatenate([ends.src, ends.dst])
-    if extra is not None and extra.dtype.kind != flat.dtype.kind:
-        extra, flat = extra.astype(str), flat.astype(str)
-    ids, place = _distinct(flat if extra is None else np.concatenate([flat, extra]))
+    ids, src, dst = _numbered(ends, extra)
     if ids.size == 0:
         raise ValueError(f"{ends.text.path}: no edges, and nothing tells the number of nodes; add --num-nodes")
-    e = ends.src.shape[0]
     first, last = ids[0], ids[-1]
     said = f"N is {ids.size}, the distinct ids from {first} to {last}"
     if ids.dtype == np.int64 and int(first) == 1 and int(last) == ids.size:
@@ -319,22 +386,51 @@ def _by_id(ends: _Ends, request: Request, changes: list[str]) -> tuple[NDArray[n
                 + (f" --index-base {start}" if start and base is None else "")
             )
     changes.append(said)
-    return place[:e], place[e : 2 * e], ids
+    return src, dst, ids
 
 
 def _among(ends: _Ends, table: Table) -> tuple[NDArray[np.int64], NDArray[np.int64], Array]:
     assert table.ids is not None
-    src, dst = arrays.lookup(table.ids, ends.src), arrays.lookup(table.ids, ends.dst)
-    bad = (src < 0) | (dst < 0)
-    if bad.any():
-        edge = int(np.argmax(bad))
-        stranger = ends.src[edge] if src[edge] < 0 else ends.dst[edge]
+    ids = table.ids
+
+    def strange(src: Array, dst: Array) -> NDArray[np.bool_]:
+        return np.asarray((arrays.lookup(ids, src) < 0) | (arrays.lookup(ids, dst) < 0))
+
+    edge, count = _find(ends, strange)
+    if edge >= 0:
+        stranger = ends.src[edge] if arrays.lookup(ids, ends.src[edge : edge + 1])[0] < 0 else ends.dst[edge]
         ends.fail(
             edge,
-            f"{stranger} is not among the {counted(table.ids.shape[0], 'id')} of {table.path}; "
-            f"{counted(int(bad.sum()), 'such edge')}",
+            f"{stranger} is not among the {counted(ids.shape[0], 'id')} of {table.path}; {counted(count, 'such edge')}",
         )
-    return src, dst, table.ids
+    src, dst = (_changed(end, lambda some: arrays.lookup(ids, some)) for end in (ends.src, ends.dst))
+    return src, dst, ids
+
+
+def _numbered(ends: _Ends, extra: Array | None) -> tuple[Array, NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct ids of all edges and of ``extra`` in their order, and sources and destinations as places there."""
+    if isinstance(ends.src, np.memmap) and (extra is None or extra.dtype == np.int64):
+        ids = _distinct_on_disk(ends.src, ends.dst, np.empty(0, np.int64) if extra is None else extra)
+        src, dst = (_changed(end, lambda some: np.searchsorted(ids, some)) for end in (ends.src, ends.dst))
+        return ids, src, dst
+    flat = np.concatenate([ends.src, ends.dst])
+    if extra is not None and extra.dtype.kind != flat.dtype.kind:
+        extra, flat = extra.astype(str), flat.astype(str)
+    ids, place = _distinct(flat if extra is None else np.concatenate([flat, extra]))
+    e = ends.src.shape[0]
+    return ids, place[:e], place[e : 2 * e]
+
+
+def _distinct_on_disk(src: NDArray[np.int64], dst: NDArray[np.int64], extra: NDArray[np.int64]) -> NDArray[np.int64]:
+    ids, waiting, count = np.unique(extra), list[NDArray[np.int64]](), 0
+    for end in (src, dst):
+        for block in blocks(end.shape[0]):
+            waiting.append(np.unique(end[block]))
+            count += waiting[-1].shape[0]
+            release(end)
+            if count > max(ids.shape[0], EDGE_BLOCK):
+                ids, waiting, count = np.unique(np.concatenate([ids, *waiting])), [], 0
+    return np.unique(np.concatenate([ids, *waiting]))
 
 
 def _distinct(values: Array) -> tuple[Array, NDArray[np.int64]]:

@@ -15,6 +15,7 @@ node_weight  optional [N, c] integers;  node_ids  optional [N] integers or strin
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from numpy.typing import NDArray
 
 from fullgraph.wording import counted
 from partition_tools.graph import Array, Graph, Splits
+from partition_tools.mapped import columns_of, ends_of, extent, too_large
 from partition_tools.sources import arrays
 from partition_tools.sources.fields import Fields, unread
 from partition_tools.sources.reader import Request
+from partition_tools.stored import StoredRows
 
 CSR = ("x_data", "x_indices", "x_indptr", "x_shape")
 _EDGE_FEATURES = ("edge_x", "edge_attr")
@@ -35,11 +38,11 @@ NAMES = ("edge_index", "num_nodes", "x", *CSR, "y", "task", *_MASKS, "edge_weigh
 NAMES = (*NAMES, "node_ids", "class_names")
 
 
-def graph_of(fields: Fields, request: Request) -> Graph:
-    """The graph that the fields hold. Raises ``ValueError`` naming file and array."""
+def graph_of(fields: Fields, request: Request, *, turned: bool = False) -> Graph:
+    """The graph that the fields hold. Raises ``ValueError`` naming file and array. ``turned``: edges may be [E, 2]."""
     changes = unread(fields, NAMES)
     base = request.options.index_base
-    src, dst = _edges(fields, base or 0, changes)
+    src, dst = _edges(fields, base or 0, changes, turned)
     x = _features(fields, changes)
     y = fields.get("y")
     node_ids = _node_ids(fields)
@@ -49,7 +52,7 @@ def graph_of(fields: Fields, request: Request) -> Graph:
     arrays.check_ends(src, dst, num_nodes, fields.where("edge_index"), because, base or 0)
     if base == 1 and node_ids is None:
         node_ids = np.arange(1, num_nodes + 1)
-    weight = fields.get("edge_weight")
+    weight = _on_edges(fields, "edge_weight", src)
     task = fields.get("task")
     if task is not None and (task.size != 1 or task.dtype.kind != "U"):
         raise ValueError(f"{fields.where('task')} is {task.dtype} {list(task.shape)}; expected one string")
@@ -67,7 +70,7 @@ def graph_of(fields: Fields, request: Request) -> Graph:
         else arrays.labels(y, fields.where("y"), changes, None if task is None else str(task.item())),
         splits=arrays.field_splits(fields, num_nodes, changes, base=base or 0),
         edge_weight=None if weight is None else arrays.edge_weights(weight, src.size, fields.where("edge_weight")),
-        edge_x=_edge_features(fields, src.size),
+        edge_x=_edge_features(fields, src),
         node_weight=None if node_weight is None else _node_weight(node_weight, fields.where("node_weight")),
         node_ids=node_ids,
         class_names=class_names,
@@ -75,18 +78,33 @@ def graph_of(fields: Fields, request: Request) -> Graph:
     )
 
 
-def _edges(fields: Fields, base: int, changes: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _edges(fields: Fields, base: int, changes: list[str], turned: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     where = fields.where("edge_index")
-    edges = arrays.integers(fields.read("edge_index"), where)
-    if edges.ndim != 2 or edges.shape[0] != 2:
-        turned = edges.ndim == 2 and edges.shape[1] == 2
-        remedy = "; an edge a row? save edge_index.T" if turned else ""
-        raise ValueError(f"{where} has shape {list(edges.shape)}; expected [2, E]: sources, then destinations{remedy}")
+    edges = fields.rows("edge_index")
+    if edges.shape != (0,) and edges.dtype.kind not in "iu":
+        arrays.integers(np.empty(1, edges.dtype), where)
+    by_rows = edges.ndim == 2 and edges.shape[1] == 2
+    if (edges.ndim != 2 or edges.shape[0] != 2) and not (turned and by_rows):
+        remedy = "; an edge a row? save edge_index.T" if by_rows else ""
+        either = " or [E, 2], an edge a row" if turned else ""
+        raise ValueError(
+            f"{where} has shape {list(edges.shape)}; expected [2, E]: sources, then destinations{either}{remedy}"
+        )
     if edges.shape == (2, 2):
         changes.append(
             "edge_index is [2, 2] and was taken as [2, E]: sources in its first row, destinations in its second"
         )
-    return (edges[0] - base, edges[1] - base) if base else (edges[0], edges[1])
+    return edge_ends(edges, base, where)
+
+
+def edge_ends(edges: Array | StoredRows, base: int, where: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sources and destinations of [2, E] integers; of [E, 2], where E is not 2. They stay on disk where they are too
+    large for memory."""
+    if isinstance(edges, StoredRows) and too_large(16 * math.prod(edges.shape) // 2):
+        return ends_of(edges, base, where)
+    ids = arrays.integers(np.asarray(edges), where)
+    src, dst = (ids[0], ids[1]) if ids.shape[0] == 2 else (np.ascontiguousarray(ids[:, i]) for i in (0, 1))
+    return (src - base, dst - base) if base else (src, dst)
 
 
 def _features(fields: Fields, changes: list[str]) -> arrays.Features | None:
@@ -99,11 +117,19 @@ def _features(fields: Fields, changes: list[str]) -> arrays.Features | None:
     return arrays.dense_features(fields.rows("x"), where) if "x" in fields else None
 
 
-def _edge_features(fields: Fields, num_edges: int) -> Array | None:
+def _edge_features(fields: Fields, src: NDArray[np.int64]) -> Array | None:
     found = [name for name in _EDGE_FEATURES if name in fields]
     if len(found) > 1:
         raise ValueError(f"{fields.path}: {' and '.join(found)} say the same thing; keep one of them")
-    return arrays.edge_features(fields.read(found[0]), num_edges, fields.where(found[0])) if found else None
+    return arrays.edge_features(_on_edges(fields, found[0], src), src.size, fields.where(found[0])) if found else None
+
+
+def _on_edges(fields: Fields, name: str, src: NDArray[np.int64]) -> Array | None:
+    """An array with a row an edge, left on disk where the edges are."""
+    if name not in fields or not isinstance(src, np.memmap):
+        return fields.get(name)
+    rows = fields.rows(name)
+    return columns_of(rows) if isinstance(rows, StoredRows) else rows
 
 
 def _node_ids(fields: Fields) -> Array | None:
@@ -172,7 +198,8 @@ def _num_nodes(
     if src.size == 0:
         raise ValueError(f"{fields.path}: no edges, and nothing tells the number of nodes; add num_nodes (--num-nodes)")
     base = request.options.index_base
-    num_nodes, lowest = int(max(src.max(), dst.max())) + 1, int(min(src.min(), dst.min()))
+    lowest, highest = extent(src, dst)
+    num_nodes = highest + 1
     if num_nodes > arrays.most_nodes(src.size):
         raise ValueError(
             f"{fields.where('edge_index')}: the largest id is {num_nodes - 1 + (base or 0)} for "

@@ -10,9 +10,11 @@ library, two or three times as fast, would be a dependency for the sake of a ste
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
+import itertools
 import re
 import warnings
 import zlib
@@ -29,6 +31,7 @@ from partition_tools.graph import Array
 _SKIPPED = re.compile(rb"^[ \t]*(?:[#%][^\n]*)?(?:\n|\Z)", re.MULTILINE)
 _BLOCK = 1 << 20
 """Bytes looked at in one go: few enough that what is computed of them stays in the cache."""
+_PIECE = 1 << 24
 _FREELY_UNPACKED = 1 << 26
 _MOST_UNPACKED = 256
 """Bytes that one packed byte may become in a text beyond _FREELY_UNPACKED bytes; tables of numbers stay below 50."""
@@ -74,10 +77,30 @@ class Text:
     delimiter: str | None
     """None for runs of blanks."""
     header: tuple[str, ...] | None = None
+    first_row: int = 0
+    """Number in the file of the first row of data, of a text that is a piece of it."""
+    columns: int | None = None
+    """Columns of the first row of the file, of a text that is a piece of it."""
 
     @classmethod
     def read(cls, path: str) -> Text:
         return cls.of(path, unpacked(path))
+
+    @classmethod
+    def first_of(cls, path: str, size: int) -> Text:
+        """The first piece of a long file, of about ``size`` bytes."""
+        return cls.of(path, next(_pieces(path, size), b""))
+
+    def all_of(self, size: int) -> Iterator[Text]:
+        """This first piece of a file, and then all others, of about ``size`` bytes each."""
+        yield self
+        row = self.num_rows
+        for raw in itertools.islice(_pieces(self.path, size), 1, None):
+            piece = replace(
+                Text.of(self.path, raw), delimiter=self.delimiter, first_row=row, columns=self.width, header=self.header
+            )
+            row += piece.num_rows
+            yield piece
 
     @classmethod
     def of(cls, path: str, raw: bytes) -> Text:
@@ -106,7 +129,7 @@ class Text:
     @cached_property
     def width(self) -> int:
         """Columns of the first row of data, or of the header where there is none."""
-        return len(self.row(0) or self.header or ())
+        return self.columns or len(self.row(0) or self.header or ())
 
     def with_header(self) -> Text:
         """The same file with its first row as header."""
@@ -240,9 +263,9 @@ class Text:
 
     def line(self, row: int) -> int:
         """Number, from 1, of the file's line that holds a row of data."""
-        lines = _plain_line_ends(unpacked(self.path)).split(b"\n")
+        lines = (line for piece in _pieces(self.path, _PIECE) for line in piece.removesuffix(b"\n").split(b"\n"))
         kept = (n for n, line in enumerate(lines, 1) if not _SKIPPED.fullmatch(line))
-        index = row + (self.header is not None)
+        index = self.first_row + row + (self.header is not None)
         return next(number for place, number in enumerate(kept) if place == index)
 
     def blank_inside(self) -> int | None:
@@ -262,6 +285,19 @@ class Text:
             f"{columns} column{'s' * (columns != 1)}, but the first row has {self.width} (separated by {mark}); every "
             f"row needs as many",
         )
+
+
+def _pieces(path: str, size: int) -> Iterator[bytes]:
+    """The file's lines with plain ends, about ``size`` bytes at a time, after gunzip. The last may end without one."""
+    with open(path, "rb") as packed:
+        zipped = packed.read(2) == b"\x1f\x8b"
+        packed.seek(0)
+        try:
+            with gzip.GzipFile(fileobj=packed) if zipped else contextlib.nullcontext(packed) as stream:
+                while raw := stream.read(size):
+                    yield _plain_line_ends(raw + stream.readline())
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path}: not a whole gzip file ({error}); copy it again") from error
 
 
 def _plain_line_ends(raw: bytes) -> bytes:
