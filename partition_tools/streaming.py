@@ -8,6 +8,7 @@ each end of an edge, on disk where the graph's edges are, and about 40 bytes a n
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 from collections.abc import Iterator
@@ -122,7 +123,8 @@ def _ends(graph: Graph) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]
     for _, src, dst in graph.edge_blocks():
         plain = src != dst
         src, dst = src[plain], dst[plain]
-        yield np.concatenate([src, dst]), np.concatenate([dst, src])
+        yield src, dst
+        yield dst, src
 
 
 def _place(
@@ -163,6 +165,7 @@ def _place(
         left = left[~taken]
 
 
+@functools.cache
 def _compiled() -> Any:
     """One pass, node by node, as machine code."""
     import numba

@@ -81,7 +81,7 @@ def graph_of(fields: Fields, request: Request, *, turned: bool = False) -> Graph
 def _edges(fields: Fields, base: int, changes: list[str], turned: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     where = fields.where("edge_index")
     edges = fields.rows("edge_index")
-    if edges.shape != (0,) and edges.dtype.kind not in "iu":
+    if edges.nbytes and edges.dtype.kind not in "iu":
         arrays.integers(np.empty(1, edges.dtype), where)
     by_rows = edges.ndim == 2 and edges.shape[1] == 2
     if (edges.ndim != 2 or edges.shape[0] != 2) and not (turned and by_rows):
@@ -121,7 +121,8 @@ def _edge_features(fields: Fields, src: NDArray[np.int64]) -> Array | None:
     found = [name for name in _EDGE_FEATURES if name in fields]
     if len(found) > 1:
         raise ValueError(f"{fields.path}: {' and '.join(found)} say the same thing; keep one of them")
-    return arrays.edge_features(_on_edges(fields, found[0], src), src.size, fields.where(found[0])) if found else None
+    values = _on_edges(fields, found[0], src) if found else None
+    return None if values is None else arrays.edge_features(values, src.size, fields.where(found[0]))
 
 
 def _on_edges(fields: Fields, name: str, src: NDArray[np.int64]) -> Array | None:
