@@ -50,7 +50,7 @@ def main() -> None:
         measured = float(said.split("peak memory ")[1].split(" MiB")[0].replace(",", ""))
         for label, options in MODELS.items():
             model = ("--model", label.split(",")[0], *options)
-            told = json.loads(command("partition_tools", "estimate", args.graph, *parts, *model, "--json"))
+            told = json.loads(command("partition_tools", "estimate", args.graph, *parts, *model, "--probe", "--json"))
             run = folder / label.replace(" ", "-").replace(",", "")
             command("fullgraph", "train", str(shards), *model, "--epochs", "6", "--eval-every", "3", "--run", str(run))
             summary: dict[str, Any] = json.loads((run / "summary.json").read_text())

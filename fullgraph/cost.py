@@ -31,13 +31,18 @@ class Machine:
     """Bytes sent."""
     latency: float = 5e-4
     """Seconds that an exchange takes at least."""
+    elements: float = 2.5e8
+    """Numbers that dropout and activations, or a softmax over edges, go through."""
+    overhead: float = 1e-3
+    """Seconds that a layer takes, forward and backward, however few its rows are."""
 
     def __post_init__(self) -> None:
-        for name in ("flops", "gather", "bandwidth"):
+        for name in ("flops", "gather", "bandwidth", "elements"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"--{name} {getattr(self, name)}: expected a number above 0")
-        if not 0 <= self.latency < math.inf:
-            raise ValueError(f"--latency {self.latency}: expected 0 seconds or more")
+        for name in ("latency", "overhead"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"--{name} {getattr(self, name)}: expected 0 seconds or more")
 
 
 @dataclass(frozen=True, kw_only=True)

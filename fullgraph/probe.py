@@ -17,12 +17,15 @@ from pathlib import Path
 import torch
 
 from fullgraph.cost import Machine
+from fullgraph.dropout import MaskKey, ReluDropout
 from fullgraph.kernels import from_coo, spmm
 from fullgraph.world import World, open_world
 
 _ROUNDS = 7
 _ROWS, _WIDTH, _DEGREE = 20_000, 128, 16
 _EXCHANGED = 20_000
+_CALLS = 100
+"""Small operations that a layer's forward and backward pass come to, with what Python does around them."""
 
 
 def measure(world: World) -> Machine:
@@ -35,8 +38,12 @@ def measure(world: World) -> Machine:
     edges = torch.randint(_ROWS, (2, _DEGREE * _ROWS), generator=generator).numpy()
     adjacency = from_coo((_ROWS, _ROWS), edges[0], edges[1], None).to(device, torch.float32)
     gather = _DEGREE * _ROWS * _WIDTH * 4.0 / _seconds(world, lambda: spmm(adjacency, x))
+    act, rows = ReluDropout(torch.arange(_ROWS, device=device), 0.5, MaskKey(1, 0, 0)).over(_WIDTH), x.clone()
+    elements = _ROWS * _WIDTH / (_seconds(world, lambda: act(rows, 0)) + _seconds(world, lambda: rows.mul_(x)))
+    few = rows[:1]
+    overhead = _CALLS * _seconds(world, lambda: few @ weight)
     if world.size == 1:
-        return Machine(flops=flops, gather=gather)
+        return Machine(flops=flops, gather=gather, elements=elements, overhead=overhead)
 
     def exchange(rows: int) -> Callable[[], object]:
         counts = [rows] * world.size
@@ -47,7 +54,12 @@ def measure(world: World) -> Machine:
     each = _EXCHANGED // (world.size - 1)
     travel = max(_seconds(world, exchange(each)) - latency, 1e-9)
     return Machine(
-        flops=flops, gather=gather, bandwidth=(world.size - 1) * each * _WIDTH * 4.0 / travel, latency=latency
+        flops=flops,
+        gather=gather,
+        bandwidth=(world.size - 1) * each * _WIDTH * 4.0 / travel,
+        latency=latency,
+        elements=elements,
+        overhead=overhead,
     )
 
 

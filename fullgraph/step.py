@@ -20,6 +20,9 @@ from fullgraph.cost import (
 from fullgraph.cut import LayerCounts
 from fullgraph.footprint import LayerRows, RankRows
 
+_SOFTMAX = 12
+"""Passes over the logits of the edges, forward and backward."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
@@ -30,6 +33,8 @@ class ModelShape:
     outputs: int
     hidden: int = 128
     layers: int = 2
+    heads: int = 1
+    """Of attention, in hidden layers."""
     out_heads: int = 1
     dropped_input: bool = False
     """Whether the features are under dropout."""
@@ -106,9 +111,10 @@ def step_cost(
     ``layer0`` is how layer 0 gets its rows; by default as the trainer chooses, which goes by ``whole``, the counts of a
     layer that is not pruned (by default those of layer 0).
 
-    Compute is the matrix products at ``machine.flops`` and the rows that the sparse kernel reads at
-    ``machine.gather``; an exchange takes the longer of a part's bytes out and in at ``machine.bandwidth``, and the
-    latency. Nothing is taken to overlap.
+    Compute is the matrix products at ``machine.flops``, the rows that the sparse kernel reads at ``machine.gather``,
+    what dropout, activations and the softmax of attention go through at ``machine.elements``, and ``machine.overhead``
+    a layer; an exchange takes the longer of a part's bytes out and in at ``machine.bandwidth``, and the latency.
+    Nothing is taken to overlap.
     """
     widths, parts, itemsize = shape.widths, counts[0].rows.shape[0], shape.itemsize
     assert len(counts) == shape.layers
@@ -136,7 +142,10 @@ def step_cost(
         compute[layer] = 2.0 * passes * (mapped * d_in * d_out + count.rows * second) / machine.flops
         if layer or layer0 != "once":
             aggregated = (2 if layer or map_first else 1) * min(d_in, d_out)
+            if attention:  # the rows at both ends of an edge for its logit's gradient, besides
+                aggregated = 3 * d_out
             compute[layer] += count.edges * float(aggregated * itemsize) / machine.gather
+        compute[layer] += _elements(count, shape, layer, d_out) / machine.elements + machine.overhead
         if cross.width and parts > 1:
             forward = rows[layer] * (cross.width * itemsize)
             backward = forward.T if cross.backward else np.zeros_like(forward)
@@ -145,6 +154,15 @@ def step_cost(
                 most = np.maximum(sent.sum(axis=1), sent.sum(axis=0))
                 exchange[layer] += most / machine.bandwidth + machine.latency * bool(most.any())
     return StepCost(layer0=layer0, compute=compute, exchange=exchange, bytes_sent=bytes_sent, crossings=crossing)
+
+
+def _elements(count: LayerCounts, shape: ModelShape, layer: int, width: int) -> NDArray[np.float64]:
+    """[P] numbers of a layer that are gone through one by one, forward and backward."""
+    last = layer == shape.layers - 1
+    found = count.rows * float(0 if last else width)
+    if shape.model == "gat":
+        found = 2 * found + (count.edges + count.rows) * float(_SOFTMAX * (shape.out_heads if last else shape.heads))
+    return found
 
 
 def _layer0(count: LayerCounts, rows: NDArray[np.int64], shape: ModelShape, machine: Machine) -> Layer0:

@@ -82,7 +82,9 @@ class Build:
         options = self.options
         if self.probe:
             with stages.stage("measuring this machine"):
-                options = dataclasses.replace(options, **dataclasses.asdict(probe.measured()))
+                found = dataclasses.asdict(probe.measured())
+                stated = {field.name for field in dataclasses.fields(options)}
+                options = dataclasses.replace(options, **{k: v for k, v in found.items() if k in stated})
         partitioning = f"partitioning into {self.options.parts} parts by {self.options.method}"
         with stages.stage(partitioning, expected=assign_seconds(graph, self.options)):
             assignment = assign(graph, options)
@@ -234,10 +236,14 @@ class Estimate:
     norm: Literal["none", "layer", "batch"] = "none"
     """Its normalisation; batch keeps every node."""
     machine: Annotated[Machine, tyro.conf.arg(name="")] = field(default_factory=Machine)
+    probe: bool = False
+    """Measure this machine, with as many ranks, in place of its --flops, --gather, --bandwidth and so on."""
     json: bool = False
     """Print one JSON object."""
 
     def run(self) -> int:
+        if self.probe and self.machine != Machine():
+            raise ValueError("--probe measures the machine, so --flops, --gather and the like have no effect beside it")
         given = {"model": self.model, "layers": self.layers, "hidden": self.hidden, "norm": self.norm}
         config, stages, console = stated_model(given, ()), Stages(), _console()
         decides: dict[str, Any] = (
@@ -254,8 +260,12 @@ class Estimate:
         partitioning = f"partitioning into {self.parts} parts by {self.method}"
         with stages.stage(partitioning, expected=assign_seconds(graph, options)):
             assignment = assign(graph, options)
+        machine = self.machine
+        if self.probe:
+            with stages.stage("measuring this machine"):
+                machine = probe.measured(self.parts)
         with stages.stage("counting"):
-            found = estimates.estimate(graph, summary, assignment, options, config, self.machine)
+            found = estimates.estimate(graph, summary, assignment, options, config, machine)
         if self.json:
             print(estimates.to_json(found, stages.seconds[partitioning]))
             return 0

@@ -118,6 +118,7 @@ def training(
         outputs=max(1, summary.num_classes),
         hidden=config.hidden,
         layers=config.layers,
+        heads=config.heads,
         out_heads=config.out_heads,
         dropped_input=config.input_dropout > 0,
         sparse_input=sparse,

@@ -4,7 +4,7 @@ This docstring is the contract of version 1 of the JSON form: one object, with
 
 - ``format`` = "partition-tools report" and ``format_version`` = 1;
 - ``model``: model, layers, hidden, out_heads, norm, plan, prune, layer0, input_dropout, dtype and split as asked about;
-- ``machine``: flops, gather, bandwidth and latency of a rank, as asked about;
+- ``machine``: flops, gather, bandwidth, latency, elements and overhead of a rank, as asked about;
 - ``partitionings``: one object a folder in the order given, then the yardsticks; its keys are the fields of
   `partition_tools.report.Report`, those of ``layers`` and ``per_part`` of `LayerReport` and `PartReport` there, those
   of ``measured`` of `partition_tools.runs.Measured`;

@@ -15,7 +15,7 @@ as even: what is promised to be good enough is not bought with rows.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -154,7 +154,7 @@ class Objective:
             num_nodes=n,
             in_degree=np.bincount(graph.dst, minlength=n),
             shape=shape,
-            machine=machine,
+            machine=replace(machine, overhead=0.0),  # which is the same whatever the parts
             tolerance=tolerance,
             layer0=layer0,
             layer_edges=tuple(used.index(limits[i + 1]) if cross.width else None for i, cross in enumerate(crossing)),

@@ -1,4 +1,4 @@
-"""The constants of this machine, measured by two ranks of the trainer in processes of their own."""
+"""The constants of this machine, measured by ranks of the trainer in processes of their own."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _RANKS = 2
 _TIMEOUT = 300.0
 
 
-def measured() -> Machine:
-    """Raises ``ValueError`` where the ranks cannot be started, with what they said."""
+def measured(ranks: int = _RANKS) -> Machine:
+    """Those of as many ranks that work at the same time. Raises ``ValueError`` where they cannot be started, with what
+    they said."""
     with tempfile.TemporaryDirectory(prefix="partition-tools-probe-") as folder:
         answer = Path(folder) / "machine.json"
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={_RANKS}"]
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command = [sys.executable, *launch, "-m", "fullgraph.probe", str(answer)]
         try:
             run = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT)

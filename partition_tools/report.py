@@ -251,6 +251,7 @@ class _Build:
             outputs=self.outputs or config.hidden,
             hidden=config.hidden,
             layers=config.layers,
+            heads=config.heads,
             out_heads=config.out_heads,
             dropped_input=config.input_dropout > 0,
             sparse_input=bool(self.sparse_values),

@@ -199,7 +199,7 @@ def test_cost_of_two_triangles_by_hand() -> None:
     graph = two_triangles()
     part = np.array([0, 0, 0, 1, 1, 1], np.int32)
     counts = layer_counts([(graph.src, graph.dst)], part, 2, 2)
-    machine = Machine(flops=1e3, gather=1e2, bandwidth=10.0, latency=0.5)
+    machine = Machine(flops=1e3, gather=1e2, bandwidth=10.0, latency=0.5, elements=20.0, overhead=0.25)
     shape = ModelShape(model="sage", features=4, outputs=2, hidden=8)
     cost = step_cost(counts, shape, machine)
     assert cost.layer0 == "once"
@@ -207,11 +207,12 @@ def test_cost_of_two_triangles_by_hand() -> None:
     # reads 7 rows of 2 floats twice.
     products = 2 * 2 * (3 * 4 * 8 * 2) / 1e3, 2 * 3 * (3 * 8 * 2 * 2) / 1e3
     read = 7 * 2 * 4 * 2 / 1e2
-    assert cost.compute[0].tolist() == pytest.approx([products[0]] * 2)
-    assert cost.compute[1].tolist() == pytest.approx([products[1] + read] * 2)
+    first, second = products[0] + 3 * 8 / 20 + 0.25, products[1] + read + 0.25
+    assert cost.compute[0].tolist() == pytest.approx([first] * 2)
+    assert cost.compute[1].tolist() == pytest.approx([second] * 2)
     assert cost.exchange.tolist() == [[0, 0], pytest.approx([2 * (2 * 4 / 10 + 0.5)] * 2)]
     assert cost.bytes_sent.tolist() == [[0, 16], [16, 0]]
-    assert cost.seconds == pytest.approx(products[0] + products[1] + read + 2 * 1.3)
+    assert cost.seconds == pytest.approx(first + second + 2 * 1.3)
 
 
 def test_the_slowest_part_of_each_layer_counts() -> None:
@@ -221,4 +222,4 @@ def test_the_slowest_part_of_each_layer_counts() -> None:
         for rows in (np.array([10, 2]), np.array([3, 9]))
     ]
     shape = ModelShape(model="gcn", features=1, outputs=1, hidden=1)
-    assert step_cost(counts, shape, Machine(flops=1.0)).seconds == 2 * 2 * 10 + 2 * 3 * 9
+    assert step_cost(counts, shape, Machine(flops=1.0, elements=1e300, overhead=0.0)).seconds == 2 * 2 * 10 + 2 * 3 * 9

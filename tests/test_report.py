@@ -63,7 +63,14 @@ def test_the_golden_report(folders: dict[str, Path]) -> None:
         "dtype": "float32",
         "split": 0,
     }
-    assert content["machine"] == {"flops": 55e9, "gather": 8e9, "bandwidth": 0.6e9, "latency": 5e-4}
+    assert content["machine"] == {
+        "flops": 55e9,
+        "gather": 8e9,
+        "bandwidth": 0.6e9,
+        "latency": 5e-4,
+        "elements": 2.5e8,
+        "overhead": 1e-3,
+    }
     (found,) = content["partitionings"]
     manifest = read_manifest(folders["good"])
     assert (found.pop("graph_id"), found.pop("build_id")) == (manifest.graph_id, manifest.build_id)
