@@ -249,6 +249,11 @@ class _Layer:
     def rows_of(self, count: int, width: int, *, pooled: bool = True) -> Taken:
         return self.memory.take(count * width * self.step.size, pooled=pooled)
 
+    def work(self, times: int) -> None:
+        """Blocks of rows that are at work together."""
+        whole = self.rows.n_in * max(self.a, self.b) * self.step.size
+        self.memory.touch(times * min(_BLOCK_BYTES, whole))
+
     def keep(self, name: str, taken: Taken) -> Taken:
         """For backward; in evaluation, until the layer's work is done."""
         self.stays.append(taken)
@@ -343,7 +348,7 @@ class _LinearLayer(_Layer):
                 if self.messages:
                     self.send(self.b)
                 self.memory.give(z)
-            self.memory.touch(_BLOCK_BYTES)
+            self.work(1)
         else:
             if self.messages:
                 self.send(self.a)
@@ -372,7 +377,7 @@ class _LinearLayer(_Layer):
                 self.send(self.b, back=True)
                 dz = self.rows_of(n_in, self.b)
                 self.memory.give(back, dz)
-            self.memory.touch(3 * _BLOCK_BYTES)
+            self.work(3)
         else:
             aggregated = self.rows_of(n_out, self.a)
             own = self.rows_of(n_out, self.a) if self.config.model != "gcn" and self.wants_gradient else None
@@ -420,7 +425,7 @@ class _AttentionLayer(_Layer):
         self.keep("attention", self.memory.take(self.entries * max(size, 4)))
         self.keep("attention", self.memory.take(self.entries))
         y = self.rows_of(rows.n_out, width)
-        self.memory.touch(4 * _BLOCK_BYTES)
+        self.work(4)
         if self.last:
             mean = self.rows_of(rows.n_out, self.b, pooled=False)
             self.memory.touch(mean[0])
@@ -441,7 +446,7 @@ class _AttentionLayer(_Layer):
             grad = self.before(active)
         logits = self.memory.take(self.entries * max(self.step.size, 4))
         dz = self.rows_of(known, width)
-        self.memory.touch(4 * _BLOCK_BYTES)
+        self.work(4)
         self.memory.give(logits, grad)
         out = self.memory.take(0)
         if not self.here:

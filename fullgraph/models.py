@@ -14,7 +14,7 @@ from fullgraph.attention import attention
 from fullgraph.config import TrainConfig
 from fullgraph.convolve import ALONE, Surroundings
 from fullgraph.dropout import Activation, EluDropout, ReluDropout, activate_, derive, threshold
-from fullgraph.kernels import SparseRows, at_least_float32, linear
+from fullgraph.kernels import SparseRows, at_least_float32
 from fullgraph.shards import Shard
 from fullgraph.view import LayerView
 
