@@ -159,7 +159,7 @@ def step_cost(
 def _elements(count: LayerCounts, shape: ModelShape, layer: int, width: int) -> NDArray[np.float64]:
     """[P] numbers of a layer that are gone through one by one, forward and backward."""
     last = layer == shape.layers - 1
-    found = count.rows * float(0 if last else width)
+    found: NDArray[np.float64] = count.rows * np.float64(0 if last else width)
     if shape.model == "gat":
         found = 2 * found + (count.edges + count.rows) * float(_SOFTMAX * (shape.out_heads if last else shape.heads))
     return found

@@ -192,8 +192,9 @@ def in_memory(graph: Graph, flag: str, bytes_an_edge: int) -> Graph:
             f"{counted(graph.num_edges, 'edge')}, and {free / 2**30:,.1f} GiB are free; apply it before, and name the "
             f"file that results"
         )
-    found: dict[str, Any] = {name: getattr(graph, name) for name in ("src", "dst", "edge_weight", "edge_x")}
-    return replace(graph, **{name: None if table is None else np.array(table) for name, table in found.items()})
+    tables: dict[str, Any] = {name: getattr(graph, name) for name in ("src", "dst", "edge_weight", "edge_x")}
+    held: dict[str, Any] = {name: None if table is None else np.array(table) for name, table in tables.items()}
+    return replace(graph, **held)
 
 
 def merge_duplicates(graph: Graph, how: str) -> Graph:
