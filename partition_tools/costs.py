@@ -159,8 +159,8 @@ GLOSSARY = (
     (
         "seconds an epoch",
         "predicted for the stated model and machine: in each layer the slowest part's matrix products at its "
-        "operations a second, rows read by the sparse kernel at its bytes a second, and rows exchanged at the link's "
-        "bandwidth and latency, with no overlap.",
+        "operations a second, rows read by the sparse kernel at its bytes a second, what dropout and activations go "
+        "through, an overhead a layer, and rows exchanged at the link's bandwidth and latency, with no overlap.",
     ),
     (
         "memory a rank",
