@@ -33,7 +33,7 @@ class Machine:
     """Seconds that an exchange takes at least."""
     elements: float = 2.5e8
     """Numbers that dropout and activations, or a softmax over edges, go through."""
-    overhead: float = 1e-3
+    overhead: float = 2e-3
     """Seconds that a layer takes, forward and backward, however few its rows are."""
 
     def __post_init__(self) -> None:

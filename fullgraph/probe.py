@@ -24,7 +24,7 @@ from fullgraph.world import World, open_world
 _ROUNDS = 7
 _ROWS, _WIDTH, _DEGREE = 20_000, 128, 16
 _EXCHANGED = 20_000
-_CALLS = 100
+_CALLS = 120
 """Small operations that a layer's forward and backward pass come to, with what Python does around them."""
 
 

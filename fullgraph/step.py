@@ -20,8 +20,10 @@ from fullgraph.cost import (
 from fullgraph.cut import LayerCounts
 from fullgraph.footprint import LayerRows, RankRows
 
-_SOFTMAX = 12
-"""Passes over the logits of the edges, forward and backward."""
+_ACTIVATION, _LOSS, _ATTENTION = 2, 3, 35
+"""Passes over the rows of a hidden layer, over the outputs, and over the logits of edges, forward and backward, in
+units of one dropout with its derivative, as measured beside the probe."""
+_NORM = {"none": 0, "layer": 3, "batch": 6}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,7 @@ class ModelShape:
     layers: int = 2
     heads: int = 1
     """Of attention, in hidden layers."""
+    norm: Literal["none", "layer", "batch"] = "none"
     out_heads: int = 1
     dropped_input: bool = False
     """Whether the features are under dropout."""
@@ -136,9 +139,11 @@ def step_cost(
         # The gradient of the input is not wanted in layer 0, unless that is learned.
         passes = 2 if layer == 0 and not shape.learned_input else 3
         map_first = attention or d_out <= d_in or (layer == 0 and shape.sparse_input)
-        # gin's second map and sage's map of the node itself are on computed rows.
-        second = {"gin": d_out * d_out, "sage": d_in * d_out}.get(shape.model, 0)
+        # gin's second map, and its and sage's map of the node itself, are on computed rows.
+        second = {"gin": d_out * (d_in + d_out), "sage": d_in * d_out}.get(shape.model, 0)
         mapped = count.inputs if map_first else count.rows
+        if attention and layer == 0 and layer0 == "keep":
+            mapped = mapped + count.halo.sum(axis=0)
         compute[layer] = 2.0 * passes * (mapped * d_in * d_out + count.rows * second) / machine.flops
         if layer or layer0 != "once":
             aggregated = (2 if layer or map_first else 1) * min(d_in, d_out)
@@ -159,9 +164,11 @@ def step_cost(
 def _elements(count: LayerCounts, shape: ModelShape, layer: int, width: int) -> NDArray[np.float64]:
     """[P] numbers of a layer that are gone through one by one, forward and backward."""
     last = layer == shape.layers - 1
-    found: NDArray[np.float64] = count.rows * np.float64(0 if last else width)
+    times = _LOSS if last else _ACTIVATION + _NORM[shape.norm]
+    found: NDArray[np.float64] = count.rows * np.float64(times * width)
     if shape.model == "gat":
-        found = 2 * found + (count.edges + count.rows) * float(_SOFTMAX * (shape.out_heads if last else shape.heads))
+        heads = shape.out_heads if last else shape.heads
+        found = found + (count.edges + count.rows) * np.float64(_ATTENTION * heads)
     return found
 
 

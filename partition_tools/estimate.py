@@ -119,6 +119,7 @@ def training(
         hidden=config.hidden,
         layers=config.layers,
         heads=config.heads,
+        norm=config.norm,
         out_heads=config.out_heads,
         dropped_input=config.input_dropout > 0,
         sparse_input=sparse,

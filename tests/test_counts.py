@@ -207,7 +207,7 @@ def test_cost_of_two_triangles_by_hand() -> None:
     # reads 7 rows of 2 floats twice.
     products = 2 * 2 * (3 * 4 * 8 * 2) / 1e3, 2 * 3 * (3 * 8 * 2 * 2) / 1e3
     read = 7 * 2 * 4 * 2 / 1e2
-    first, second = products[0] + 3 * 8 / 20 + 0.25, products[1] + read + 0.25
+    first, second = products[0] + 2 * 3 * 8 / 20 + 0.25, products[1] + read + 3 * 3 * 2 / 20 + 0.25
     assert cost.compute[0].tolist() == pytest.approx([first] * 2)
     assert cost.compute[1].tolist() == pytest.approx([second] * 2)
     assert cost.exchange.tolist() == [[0, 0], pytest.approx([2 * (2 * 4 / 10 + 0.5)] * 2)]
