@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fullgraph import buffers, footprint
 from fullgraph.config import TrainConfig
 from fullgraph.footprint import LayerRows, RankRows, memory_by_tensor
 from fullgraph.loading import load_shard
@@ -87,3 +88,21 @@ def test_what_is_kept_for_backward(model: Any, way: str, shards: Path) -> None:
     trainer.step(0)
     state = sum(v.numel() * v.element_size() for s in trainer.optimizer.state.values() for v in s.values() if v.ndim)
     assert told["optimiser state"] == state
+
+
+@pytest.mark.parametrize("way", ["plain", "wide", "norm"])
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat"])
+def test_buffers_that_are_reused(model: Any, way: str, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "_SMALLEST", 1)
+    monkeypatch.setattr(footprint, "_SMALLEST_BUFFER", 1)
+    config, world = TrainConfig(**{"model": model, "hidden": 16, "heads": 2, **WAYS[way]}), World()
+    trainer = make_trainer(load_shard(shards, world).shard, config, world)
+    for step in range(2):
+        trainer.step(step)
+    trainer.evaluate()
+    rank = rank_rows(trainer)
+    widths = [20] + [config.hidden] * (config.layers - 1) + [6]
+    told = footprint._Step(config, widths, rank, 4, trainer.part.input.mode, False, False)
+    told.train()
+    told.evaluate()
+    assert told.memory._kept == pytest.approx(world.buffers.bytes_kept, rel=0.15)
