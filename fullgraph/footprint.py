@@ -17,6 +17,8 @@ from fullgraph.cost import ITEM_BYTES, Layer0
 PROCESS_BYTES = 360 << 20
 """Memory of a rank's process beyond what is counted here: Python, torch, and the code that a step touches."""
 _SMALLEST_BUFFER = 1 << 20
+_MAPPED = 32 << 20
+"""Bytes from which on glibc's malloc gives freed memory back to the system (M_MMAP_THRESHOLD, mallopt(3))."""
 _BLOCK_BYTES = 4 << 20
 """Of the rows that a layer's work goes over at a time."""
 
@@ -118,6 +120,7 @@ def memory_by_tensor(
     step.evaluate()
     held |= step.kept
     held["exchange"] = step.exchange
+    held["freed, kept by malloc"] = step.memory.scattered
     held["working rows"] = step.memory.peak - sum(step.kept.values()) - step.exchange
     return {name: value for name, value in held.items() if value}
 
@@ -127,6 +130,9 @@ class _Memory:
 
     def __init__(self) -> None:
         self.peak = 0
+        self.scattered = 0
+        """Most of what malloc's heap holds at a time: about as much again lies between it, freed and not given back."""
+        self._heap = 0
         self._kept = 0
         self._free: list[int] = []
         self._other = 0
@@ -135,6 +141,8 @@ class _Memory:
         """What `give` takes back."""
         if not pooled or size < _SMALLEST_BUFFER:
             self._other += size
+            self._heap += size if size < _MAPPED else 0
+            self.scattered = max(self.scattered, self._heap)
             self.peak = max(self.peak, self._kept + self._other)
             return size, False
         fitting = [kept for kept in self._free if size <= kept <= 2 * size]
@@ -152,6 +160,7 @@ class _Memory:
                 self._free.append(size)
             else:
                 self._other -= size
+                self._heap -= size if size < _MAPPED else 0
 
     def touch(self, size: int) -> None:
         """Something that is needed for a moment."""
