@@ -112,6 +112,9 @@ class TrainConfig:
     """In training, compute and send in each layer only what the training nodes need."""
     layer0: Literal["auto", "once", "keep", "exchange"] = "auto"
     """The features' rows: aggregated once, halo features kept, exchanged each step, or what should cost least."""
+    recompute: bool = False
+    """Keep nothing of a hidden layer for backward but its input, and compute the rest again, exchange included. Saves
+    memory with GAT, GIN, a norm or a residual; layers that keep no more anyway are left as they are, and named."""
     exchange_bytes: int = 1 << 30
     """Most bytes of message rows a rank sends or receives at a time."""
     refresh: str = "always"
@@ -194,6 +197,8 @@ class TrainConfig:
         must(0.0 < self.boundary_sample <= 1.0, "boundary_sample", "a share in (0, 1]")
         drawn = self.boundary_sample < 1.0
         must(not drawn or refresh.kind != "drift", "boundary_sample", "1 with drift:T, which picks the rows itself")
+        exact = not refresh.stale and not drawn and self.codec == "float32"
+        must(not self.recompute or exact, "recompute", "off where message rows are approximate")
         if drawn and not refresh.stale and self.model == "gat":
             raise ValueError(
                 f"--boundary-sample {self.boundary_sample:g} with --model gat: attention divides by a sum over all "

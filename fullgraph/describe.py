@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from torch import nn
 
 from fullgraph.models import GNN
 from fullgraph.runlog import show
@@ -63,6 +64,8 @@ def _notes(trainer: Trainer) -> list[str]:
     """Lines on what is not as usual (a collective)."""
     config, part, model, world = trainer.config, trainer.part, trainer.model, trainer.world
     graph, lines = part.whole.graph, _policy_notes(trainer)
+    if config.recompute:
+        lines.append(_recompute_line(model))
     if config.inductive:
         nodes, edges = world.gather_vector([graph.n, part.whole.num_edges]).sum(0).to(torch.int64).tolist()
         lines.append(
@@ -96,6 +99,17 @@ def _notes(trainer: Trainer) -> list[str]:
         if negative:
             lines.append(f"warning: {negative:,} edge weights are negative; {effect[config.model]}")
     return lines
+
+
+def _recompute_line(model: nn.Module) -> str:
+    if not isinstance(model, GNN):
+        return "recompute: in the layers that the model gives to view.recomputed"
+    if not model.recomputed:
+        return "recompute: saves nothing here, for no hidden layer keeps more than its input; nothing is computed again"
+    layers = ", ".join(map(str, sorted(model.recomputed)))
+    return (
+        f"recompute: layer{'s' if len(model.recomputed) > 1 else ''} {layers}, whose rows cross once more in backward"
+    )
 
 
 def _policy_notes(trainer: Trainer) -> list[str]:

@@ -64,6 +64,18 @@ class RankRows:
         return cls(owned=owned, halo=halo, edges=edges, layers=(layer,) * layers, **rest)
 
 
+def recomputed_layers(config: TrainConfig, widths: Sequence[int], *, layer0: str, sparse: bool) -> frozenset[int]:
+    """The layers of a stack that ``--recompute`` computes again in backward: hidden ones that would keep more than
+    their input. What the last layer keeps, backward needs at once."""
+    found = set()
+    for layer in range(config.layers - 1 if config.recompute else 0):
+        widens = widths[layer + 1] > widths[layer] and not (layer == 0 and (sparse or layer0 == "once"))
+        adds = config.norm != "none" or (config.residual and layer > 0)
+        if config.model in ("gat", "gin") or adds or widens:
+            found.add(layer)
+    return frozenset(found)
+
+
 _GRAPH_EDGE, _GRAPH_NODE, _GRAPH_HALO = 16, 32, 24
 """Bytes of a rank's structure: int64 ids of an edge and its source; order, position, id and offset of a node; id, owner
 and index of a halo node."""
@@ -183,6 +195,7 @@ class _Step:
     exchange: int = 0
 
     def train(self) -> None:
+        again = recomputed_layers(self.config, self.widths, layer0=self.layer0, sparse=self.sparse)
         for _ in range(2):  # the second finds the buffers of the first
             self.kept.clear()
             layers: list[_Layer] = []
@@ -190,12 +203,16 @@ class _Step:
             for number, rows in enumerate(self.rank.layers):
                 layer = self._layer(number, rows, training=True)
                 entering = layer.forward(entering)
+                if number in again:
+                    layer.shed()
                 layers.append(layer)
             loss = self.memory.take(4 * self.rank.train * self.widths[-1] * self.size, pooled=False)
             assert entering is not None
             self.memory.give(loss, entering)
             grad = self.memory.take(self.rank.layers[-1].n_out * self.widths[-1] * self.size, pooled=False)
             for layer in reversed(layers):
+                if layer.number in again:
+                    layer.compute_again()
                 grad = layer.backward(grad)
             self.memory.give(grad)
 
@@ -239,6 +256,7 @@ class _Layer:
         self.a, self.b = step.widths[number], step.widths[number + 1]
         self.dropped = training and bool(self.config.input_dropout if self.first else self.config.dropout)
         self.stays: list[Taken] = []
+        self.entered = False
         self.here = here = self.first and step.layer0 == "keep"
         self.once = self.first and step.layer0 == "once" and not (training and self.config.input_dropout)
         self.messages = 0 if here or self.once else rows.sent + rows.received
@@ -270,6 +288,22 @@ class _Layer:
             name = f"layer {self.number} {name}"
             self.step.kept[name] = self.step.kept.get(name, 0) + taken[0]
         return taken
+
+    def shed(self) -> None:
+        """Keep the input alone."""
+        prefix, kept = f"layer {self.number} ", self.step.kept
+        inputs = 1 if prefix + "input" in kept else 0  # which comes first
+        self.memory.give(*self.stays[inputs:])
+        del self.stays[inputs:]
+        for name in [name for name in kept if name.startswith(prefix) and name != prefix + "input"]:
+            del kept[name]
+
+    def compute_again(self) -> None:
+        """What was shed, for the time of the layer's backward."""
+        kept, self.entered = dict(self.step.kept), True
+        self.stays.append(self.forward(None))
+        self.step.kept.clear()
+        self.step.kept |= kept
 
     def forget(self) -> None:
         self.memory.give(*self.stays)
@@ -327,6 +361,8 @@ class _Layer:
 
     def enter(self, entering: Taken | None) -> None:
         """The layer's input, which its linear map keeps."""
+        if self.entered:
+            return
         if entering is not None:
             self.keep("input", entering)
         elif self.dropped and not self.step.sparse:

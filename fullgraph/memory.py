@@ -66,6 +66,8 @@ def _remedy(trainer: Trainer) -> str:
         ways.append("--dtype bfloat16")
     if not config.prune:
         ways.append("pruning (leave out --no-prune)")
+    if not config.recompute and (config.model in ("gat", "gin") or config.norm != "none"):
+        ways.append("--recompute")
     if trainer.part.input.mode != "exchange":
         ways.append("--layer0 exchange")
     return ", ".join(ways)

@@ -187,9 +187,10 @@ class BatchNorm(nn.Module):
         mean = view.sum_over_ranks(x.sum(0)) / count
         centred = x - mean
         var = view.sum_over_ranks(centred.square().sum(0)) / count
-        with torch.no_grad():
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(var * (count / max(count - 1, 1)), self.momentum)
+        if not view.recomputing:
+            with torch.no_grad():
+                self.running_mean.lerp_(mean, self.momentum)
+                self.running_var.lerp_(var * (count / max(count - 1, 1)), self.momentum)
         return (centred * (self.weight * torch.rsqrt(var + self.eps)) + self.bias).to(dtype)
 
 
@@ -218,6 +219,8 @@ class GNN(nn.Module):
         self.widths = tuple(widths)
         self.uses: Literal["linear", "halo"] = "halo" if config.model == "gat" else "linear"
         self.fuses = config.model != "gat"
+        self.recomputed: frozenset[int] = frozenset()
+        """Layers that are computed again in backward."""
         self.activation: type[Activation] = EluDropout if config.model == "gat" else ReluDropout
 
     def forward(self, x: Input, views: Sequence[LayerView]) -> Tensor:
@@ -237,29 +240,48 @@ class GNN(nn.Module):
         x = views[0].dropout(x, self.input_dropout)
         before: Activation | None = None
         for layer in range(self.num_layers - 1):
-            view, after, conv = views[layer], views[layer + 1], self.convs[layer]
-            residual = self.residual and layer > 0
-            if self.fuses and not self.norms and not residual:
-                fused = after.activation(ReluDropout, self.dropout)
-                if fused is not None:
-                    assert before is None or isinstance(before, ReluDropout)
-                    x, before = conv(x, view, Surroundings(before, fused)), fused
-                    continue
-            if before is not None:
-                assert isinstance(x, Tensor)
-                x, before = derive(x, before, view.plan.world.buffers), None
-            y: Tensor = conv(x, view)
-            if self.norms:
-                y = self.norms[layer](y, view)
-            act = None if residual else after.activation(self.activation, self.dropout)
-            if act is not None:
-                x, before = activate_(y, act), act
-                continue
-            y = self.activation.function_(y)
-            if residual and isinstance(x, Tensor):
-                y = y + view.own(x)
-            x = after.dropout(y, self.dropout)
+            if layer in self.recomputed and views[layer].training:
+                acts: list[Activation | None] = []
+
+                def once_more(x: Input, layer: int = layer, before: Activation | None = before) -> Tensor:
+                    y, act = self._layer(layer, x, before, views)
+                    acts.append(act)  # noqa: B023 - of this turn of the loop
+                    return y
+
+                parameters = [p for part in self._parts(layer) for p in part.parameters()]
+                x, before = views[layer].recomputed(once_more, x, parameters), acts[0]
+            else:
+                x, before = self._layer(layer, x, before, views)
         return x, before
+
+    def _parts(self, layer: int) -> list[nn.Module]:
+        return [self.convs[layer], *([self.norms[layer]] if self.norms else [])]
+
+    def _layer(
+        self, layer: int, x: Input, before: Activation | None, views: Sequence[LayerView]
+    ) -> tuple[Tensor, Activation | None]:
+        """A hidden layer's output, and the activation that made it where the next layer is to see to its derivative, as
+        this one is to that of ``before``."""
+        view, after, conv = views[layer], views[layer + 1], self.convs[layer]
+        residual = self.residual and layer > 0
+        if self.fuses and not self.norms and not residual:
+            fused = after.activation(ReluDropout, self.dropout)
+            if fused is not None:
+                assert before is None or isinstance(before, ReluDropout)
+                return conv(x, view, Surroundings(before, fused)), fused
+        if before is not None:
+            assert isinstance(x, Tensor)
+            x = derive(x, before, view.plan.world.buffers)
+        y: Tensor = conv(x, view)
+        if self.norms:
+            y = self.norms[layer](y, view)
+        act = None if residual else after.activation(self.activation, self.dropout)
+        if act is not None:
+            return activate_(y, act), act
+        y = self.activation.function_(y)
+        if residual and isinstance(x, Tensor):
+            y = y + view.own(x)
+        return after.dropout(y, self.dropout), None
 
 
 def _conv(config: TrainConfig, d_in: int, d_out: int, edge_dim: int, *, last: bool) -> nn.Module:

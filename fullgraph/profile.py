@@ -31,7 +31,7 @@ def profile(world: World, predicted: Ledger | None, steps: int) -> dict[str, Any
     rows = []
     for name in names:
         row: dict[str, Any] = {"name": name}
-        if ranks[0]["predicted"] is not None and name.split()[-1] in ("forward", "backward"):
+        if ranks[0]["predicted"] is not None and name.split()[-1] in ("forward", "backward", "recompute"):
             row["predicted_bytes"] = sum(sum(rank["predicted"].get(name, [])) for rank in ranks) / max(steps, 1)
         row["sent_bytes"] = sum(sum(rank["sent"].get(name, [])) for rank in ranks) / max(steps, 1)
         for kind in ("compute", "travel", "waited"):
@@ -50,8 +50,9 @@ def _in_order(names: Iterable[str]) -> list[str]:
 
     def key(name: str) -> tuple[int, int]:
         layer = int(name.split()[1]) if name.startswith("layer") else 0
-        stage = ["forward", "loss", "backward", "rest", "measured", "evaluate", "setup"].index(name.split()[-1])
-        return stage, -layer if stage == 2 else layer
+        stages = ("forward", "loss", "recompute", "backward", "rest", "measured", "evaluate", "setup")
+        stage = stages.index(name.split()[-1])
+        return (2, -2 * layer - (stage == 2)) if stage in (2, 3) else (stage, layer)
 
     return sorted(set(names), key=key)
 

@@ -36,6 +36,7 @@ from fullgraph.cost import (
 )
 from fullgraph.exchange import column_blocks
 from fullgraph.finite import FEATURES, first_gradient_not_finite, first_not_finite
+from fullgraph.footprint import recomputed_layers
 from fullgraph.gather import gather_in_order
 from fullgraph.induced import induced_shard
 from fullgraph.kernels import SparseRows
@@ -257,6 +258,7 @@ class Trainer:
         exchanges = self._exchanges()
         if exchanges is None:
             return None
+        recomputed = self.model.recomputed if isinstance(self.model, GNN) else frozenset()
         first, recipe, itemsize = self.policy.first or 0, self.policy.recipe, self._itemsize
         total: Ledger = {}
         for step in steps:
@@ -272,6 +274,8 @@ class Trainer:
                 )
                 if found is None:
                     return None
+                if layer in recomputed and (layer, "forward") in found:
+                    found[layer, "recompute"] = found[layer, "forward"]
                 for tag, line in found.items():
                     before = total.get(tag, [0] * len(line))
                     total[tag] = [a + b for a, b in zip(before, line, strict=True)]
@@ -297,8 +301,8 @@ class Trainer:
         model, part = self.model, self.part
         if not isinstance(model, GNN) or part.training is None:
             return None
-        learned, dropped = self.table is not None, self.config.input_dropout > 0
-        layer0 = "exchange" if part.input.mode == "once" and (dropped or model.uses == "halo") else part.input.mode
+        learned = self.table is not None
+        layer0 = _layer0_used(model, part, self.config)
         found = crossings(
             self.config.model,
             model.widths,
@@ -316,6 +320,12 @@ class Trainer:
                 uses, crossing = "halo", Crossing(width=model.widths[layer], backward=layer > 0 or learned)
             out[layer] = crossing, getattr(plan, uses).route
         return out
+
+
+def _layer0_used(model: GNN, part: GraphPart, config: TrainConfig) -> Layer0:
+    """How layer 0 gets its rows in training: their aggregate serves linear layers of undropped features only."""
+    once_serves = not config.input_dropout and model.uses == "linear"
+    return "exchange" if part.input.mode == "once" and not once_serves else part.input.mode
 
 
 def make_trainer(
@@ -367,6 +377,9 @@ def make_trainer(
     part = part.with_layer0(layer0 if layer0 and config.layer0 == "auto" else _choose_layer0(config, net, part))
     if whole is not None and part.input.mode == "once":
         whole = whole.with_layer0("once")
+    if isinstance(net, GNN):
+        sparse = isinstance(part.x, SparseRows)
+        net.recomputed = recomputed_layers(config, net.widths, layer0=_layer0_used(net, part, config), sparse=sparse)
     trainer = Trainer(config, part, target, net, whole)
     _check_policy(trainer)
     return trainer

@@ -8,10 +8,11 @@ other layer, ``dropout`` draws the same mask on any number of ranks.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -32,6 +33,7 @@ from fullgraph.plan import EdgeFeatures, LinearPlan, Plan, halo_route
 from fullgraph.policy import StepPolicy
 from fullgraph.propagate import propagate, sum_over_ranks
 from fullgraph.reach import distances, local_graph, needed
+from fullgraph.recompute import recomputed
 from fullgraph.shards import Array, Shard
 from fullgraph.wording import counted
 from fullgraph.world import SETUP, World
@@ -58,6 +60,18 @@ class Pass:
     undropped: dict[int, tuple[Tensor, Tensor, float, MaskKey] | None] = field(default_factory=dict)
     """By layer, where rows are cached before dropout: rows after and before it, and how it was drawn; None where they
     are sparse."""
+
+    recomputing: bool = False
+    """Whether backward computes a layer again."""
+
+    @contextlib.contextmanager
+    def again(self, site: int) -> Iterator[None]:
+        """The pass as it was when its next dropout call was number ``site``."""
+        now, self.site, self.recomputing = self.site, site, True
+        try:
+            yield
+        finally:
+            self.site, self.recomputing = now, False
 
     def next_key(self) -> MaskKey:
         key = MaskKey(self.seed, self.step, self.site)
@@ -215,9 +229,25 @@ class LayerView:
     def training(self) -> bool:
         return self.this_pass.training
 
+    @property
+    def recomputing(self) -> bool:
+        """Whether backward computes the layer again: what a first computation notes for good was noted then."""
+        return self.this_pass.recomputing
+
+    def recomputed(self, layer: Callable[[Rows], Tensor], x: Rows, parameters: Iterable[Tensor]) -> Tensor:
+        """``layer(x)`` of rows x [n_in, D], keeping nothing for backward but x: the rest is computed again there, with
+        the same dropout masks, and what it exchanges crosses again. ``parameters`` are all that ``layer`` uses; beside
+        x they alone get gradients."""
+        if not (self.training and torch.is_grad_enabled()):
+            return layer(x)
+        if self.this_pass.policy is not None:
+            raise ValueError("recomputed: message rows that are approximate cannot cross a second time")
+        return recomputed(layer, x, list(parameters), functools.partial(self.this_pass.again, self.this_pass.site))
+
     def _enter(self) -> Tag:
         """Tell the meter that what follows belongs to this layer."""
-        tag = (self.layer, "forward" if self.training else "evaluate")
+        what = "recompute" if self.this_pass.recomputing else "forward" if self.training else "evaluate"
+        tag = (self.layer, what)
         self.plan.world.meter.enter(tag)
         return tag
 

@@ -40,7 +40,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("optimizer", "lion", "one of adam, adamw, sgd"),
     ("scheduler", "cos", "one of none, cosine, plateau"),
     ("class_weights", "equal", "one of none, balanced"),
-    ("dtype", "float16", "one of float32, float64"),
+    ("dtype", "float16", "one of float32, float64, bfloat16"),
     ("metric", "f1", "one of accuracy, micro_f1, roc_auc, mae"),
     ("task", "classes", "one of single-label, multi-label, regression"),
 ]

@@ -40,6 +40,7 @@ TORCH_LAYERS = (
         "attention",
         "reach",
         "plan",
+        "recompute",
         "induced",
         "codec",
         "history",

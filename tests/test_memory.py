@@ -52,7 +52,8 @@ def kept_for_backward(trainer: Trainer) -> int:
 
     def pack(t: torch.Tensor) -> torch.Tensor:
         storage = t.untyped_storage()
-        if storage.data_ptr() not in others:
+        first = torch._C._current_graph_task_id() < 0  # not what backward computes again
+        if first and storage.data_ptr() not in others:
             found[storage.data_ptr()] = storage.nbytes()
         return t
 
@@ -69,6 +70,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "input dropout": {"input_dropout": 0.3, "layer0": "exchange"},
     "float64": {"dtype": "float64", "dropout": 0.0},
     "bfloat16": {"dtype": "bfloat16"},
+    "recompute": {"recompute": True, "layers": 3},
+    "recompute norm": {"recompute": True, "layers": 3, "norm": "layer"},
 }
 
 

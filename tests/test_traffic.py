@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from pathlib import Path
@@ -36,6 +37,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "residual": (False, True),
     "hidden": (4, 12),
     "dtype": ("float64", "bfloat16"),
+    "recompute": (False, True),
     "weighted": (False, True),
     "parts": (2, 1, 3, 4),
 }
@@ -102,8 +104,8 @@ def config_of(choice: dict[str, Any]) -> TrainConfig:
 
 def plainest(choice: dict[str, Any]) -> dict[str, Any]:
     """The same on one rank, with everything off that may not change a result."""
-    off = {"plan": "halo", "prune": False, "layer0": "exchange", "exchange_bytes": 1 << 30, "dtype": "float64"}
-    return choice | off | {"parts": 1}
+    off = {"plan": "halo", "prune": False, "layer0": "exchange", "exchange_bytes": 1 << 30}
+    return choice | off | {"dtype": "float64", "recompute": False, "parts": 1}
 
 
 def covering(options: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
@@ -166,6 +168,28 @@ def test_every_pair_of_option_values(ranks: RankPool, shards: Any) -> None:
     choices = covering(OPTIONS)
     assert len(choices) < 60
     check(ranks, shards, choices)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_what_is_computed_again_is_the_same_to_the_bit(ranks: RankPool, shards: Any, parts: int) -> None:
+    """With dropout, over norms, residuals, sparse and widening layers; the rows of such layers cross once more."""
+    choices = [
+        DEFAULT | {"model": model, "norm": norm, "hidden": hidden, "parts": parts, "residual": norm == "none"}
+        for model, norm, hidden in itertools.product(MODELS, ("none", "batch"), (4, 12))
+    ]
+    runs = [
+        (shards(False, parts), dataclasses.replace(config_of(choice), recompute=recompute, dtype="float32"))
+        for choice in choices
+        for recompute in (False, True)
+    ]
+    for of_rank in ranks.run(parts, train, runs, timeout=60 + 3.0 * len(runs)):
+        for choice, once, again in zip(choices, of_rank[::2], of_rank[1::2], strict=True):
+            assert once["losses"] == again["losses"], choice
+            assert torch.equal(once["state"], again["state"]), choice
+            assert once["scores"] == again["scores"], choice
+            assert again["bytes"] >= once["bytes"]
+        more = sum(run["bytes"] for run in of_rank[1::2]) - sum(run["bytes"] for run in of_rank[::2])
+        assert (more > 0) == (parts > 1)
 
 
 def test_bfloat16_sends_half_the_bytes_of_float32(ranks: RankPool, shards: Any) -> None:
