@@ -85,7 +85,7 @@ class Options:
     graphs: tuple[str, ...] = tuple(GRAPHS)
     seeds: int = 5
     only: Literal["all", "accuracy", "seconds"] = "all"
-    """Which pieces to do; the others are taken from --work, or wait for another run."""
+    """Which pieces to do; of the others the result holds those that are kept in --work."""
     pieces: int | None = None
     """Do at most so many this time."""
     work: Path | None = None
@@ -197,14 +197,20 @@ def main(options: Options) -> int:
             ]
             for recipe, how in timed.items() if reason is None else ():
                 one = {**config, **how}
-                line["seconds"][recipe] = keeper.piece(
+                piece = keeper.piece(
                     f"{shards.name}.{recipe}",
                     {"config": one},
                     functools.partial(seconds, shards, recipe, one),
                     wanted=options.only != "accuracy",
                 )
-            if not keeper.missing:
+                if piece is not None:
+                    line["seconds"][recipe] = piece
+            if None in runs:
+                keeper.missing.append(f"accuracy on {name}")
+            else:
                 found.append(line | {"accuracy": accuracy(config, recipes, runs)})
+                if reason is not None:
+                    found[-1]["seconds"] = {each["name"]: _predicted(each) for each in found[-1]["accuracy"]["recipes"]}
     if keeper.missing:
         say(f"still to do: {', '.join(keeper.missing)}")
         return 0
@@ -228,12 +234,14 @@ class Pieces:
         self.missing: list[str] = []
 
     def piece(self, name: str, made_from: Mapping[str, Any], do: Callable[[], Any], *, wanted: bool) -> Any:
-        """The one of that name, done now where it is not there; None where it is left for later."""
+        """The one of that name, done now where it is not there; None where it is not wanted or left for later."""
         path = self._folder / f"{name.replace(' ', '-').replace(':', '-')}.json"
         key = json.loads(json.dumps(made_from))
         if path.exists() and (kept := json.loads(path.read_text()))["from"] == key:
             return kept["found"]
-        if not wanted or self._left == 0:
+        if not wanted:
+            return None
+        if self._left == 0:
             self.missing.append(name)
             return None
         self._left = None if self._left is None else self._left - 1
@@ -284,9 +292,8 @@ def _accuracy_rows(graph: Mapping[str, Any]) -> list[Sequence[object]]:
 def _time_rows(graph: Mapping[str, Any]) -> list[Sequence[object]]:
     rows = []
     recipes = {line["name"]: line for line in graph["accuracy"]["recipes"]}
-    timed = graph["seconds"] or {name: _predicted(line) for name, line in recipes.items()}
-    alone = timed.get(ALONE)
-    for name, found in timed.items():
+    alone = graph["seconds"].get(ALONE)
+    for name, found in graph["seconds"].items():
         epochs = recipes.get(name, {}).get("epochs_to_target")
         over = [found[link]["seconds"] for link in LINKS]
         rows.append(

@@ -124,7 +124,7 @@ def _policy_notes(trainer: Trainer) -> list[str]:
             lines.append("cache: as large as the model's layers make it")
         else:
             most = float(world.gather_vector([stated]).max())
-            lines.append(f"cache: {most / 2**20:,.1f} MiB a rank at most")
+            lines.append(f"cache: {most / 2**20:,.2f} MiB a rank at most")
     return lines
 
 
