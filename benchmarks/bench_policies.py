@@ -129,10 +129,17 @@ def trained(shards: Path, config: Mapping[str, Any], recipes: Mapping[str, Any],
     return {line["name"]: line["runs"][0] for line in found["recipes"]}
 
 
+_LONG = ("losses", "curve", "drift")
+"""What is left out of the result for its length."""
+
+
 def accuracy(config: Mapping[str, Any], recipes: Mapping[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:
     """The runs of all seeds together."""
     configs = {name: TrainConfig(**{**config, **how}) for name, how in {EXACT: {}, **recipes}.items()}
-    return summarise(configs, {name: [run[name] for run in runs] for name in configs}, ranks=PARTS)
+    found = summarise(configs, {name: [run[name] for run in runs] for name in configs}, ranks=PARTS)
+    for line in found["recipes"]:
+        line["runs"] = [{key: run[key] for key in run if key not in _LONG} for run in line["runs"]]
+    return found
 
 
 def seconds(shards: Path, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
