@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -19,15 +20,19 @@ import threading
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import psutil
+import torch
 
-from fullgraph.checkpoint import checkpoints_of, read_checkpoint
-from fullgraph.shards import MANIFEST, part_name
+from fullgraph.checkpoint import CheckpointWriter, Snapshot, checkpoints_of, read_checkpoint
+from fullgraph.loading import Placement
+from fullgraph.shards import MANIFEST, part_name, read_manifest, read_shard
+from fullgraph.world import World
 from partition_tools.builder import build
 from partition_tools.graph import Graph, Splits
 from tests.builds import assignment
@@ -492,6 +497,54 @@ def vanished_shards(place: Place) -> Outcome:
     return watch("vanished: a shard", train(shards, place.fresh("run")), says="part-00001.*not there")
 
 
+# --------------------------------------------------------------------------------------- hosts that share no disk
+
+_BOTH = "; ".join(["$0 0 & a=$!", "$0 1 & b=$!", "wait $a; x=$?", "wait $b; y=$?", "exit $((x > y ? x : y))"])
+
+
+def _on_two_hosts(place: Place, fault: str, parts: tuple[int, int], *flags: str, **expected: str) -> Outcome:
+    """Two ranks that see one folder as two hosts do, each with its own content and one part of the shards."""
+    at, script = place.folder / "host", place.folder / "rank.sh"
+    at.mkdir(exist_ok=True)
+    for host, part in enumerate(parts):
+        own = place.folder / f"host-{host}"
+        if not own.exists():
+            shutil.copytree(place.shards, own / "shards")
+            (own / "shards" / part_name(1 - part, 2)).unlink()
+    command = shlex.join(train(at / "shards", at / "run", *flags))
+    script.write_text(
+        f"#!/bin/sh\nexec unshare -m sh -c 'mount --bind {place.folder}/host-$0 {at} && RANK=$0 exec {command}' $1\n"
+    )
+    script.chmod(0o700)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        env = _rank_env(0, free.getsockname()[1]) | {"LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    tops = tuple(place.folder / f"host-{host}" for host in (0, 1))
+    return watch(fault, ["sh", "-c", _BOTH, str(script)], env=env, looked_at=tops, **expected)
+
+
+def apart(place: Place) -> Outcome:
+    """Each host's rank takes the part that is there, and keeps its own checkpoints."""
+    for host in (0, 1):
+        place.fresh(f"host-{host}")
+    fault, parts = "hosts that share no disk, parts the other way round", (1, 0)
+    flags = ("--checkpoint-every", "2", "--epochs")
+    first = _on_two_hosts(place, fault, parts, *flags, "4", ends="goes on")
+    if not first.good:
+        return first
+    again = _on_two_hosts(place, fault, parts, *flags, "6", "--resume", "latest", ends="goes on")
+    at = re.search(r"goes on from .*epoch-0*(\d+), after", again.output)
+    text = f"(ends; then --resume latest: goes on from epoch {at[1]})" if at else "it does not go on"
+    return replace(again, message=again.message or text, code=again.code if at else 1)
+
+
+def part_on_no_host(place: Place) -> Outcome:
+    for host in (0, 1):
+        place.fresh(f"host-{host}")
+    says = r"part-00000-of-00002.h5.* not there"
+    return _on_two_hosts(place, "a part that no host has", (1, 1), says=says)
+
+
 # ------------------------------------------------------------------------------------------------------ wrong builds
 
 
@@ -538,6 +591,88 @@ def two_builds(place: Place) -> Outcome:
     text = outcome.message or _message(said.decode().splitlines())
     facts = {"code": 2 if codes == [0, 2] else codes[1], "message": text, "left": left}
     return Outcome(**vars(outcome) | facts)
+
+
+# --------------------------------------------------------------------------- damaged files, read in this process
+
+
+def _cuts(raw: bytes) -> Iterator[bytes]:
+    """Every 5 % of a file, and all but its last byte."""
+    for size in (*(len(raw) * share // 100 for share in range(0, 100, 5)), len(raw) - 1):
+        yield raw[:size]
+
+
+def _flips(raw: bytes, places: Iterable[int]) -> Iterator[bytes]:
+    for at in places:
+        yield raw[:at] + bytes([raw[at] ^ 0x10]) + raw[at + 1 :]
+
+
+def _damaged(fault: str, path: Path, damages: Iterator[bytes], read: Callable[[], object]) -> Outcome:
+    """Each damage must be an error that names the file."""
+    raw, start = path.read_bytes(), time.time()
+    messages, passed = [], []
+    for number, damage in enumerate(damages):
+        path.write_bytes(damage)
+        try:
+            read()
+            passed.append(f"damage {number} is read")
+        except ValueError as error:
+            messages.append(str(error))
+    path.write_bytes(raw)
+    return Outcome(
+        fault=f"{fault}, {len(messages)} times",
+        seconds=round(time.time() - start, 1),
+        code=None if passed else 2,
+        message=messages[-1] if messages else "",
+        orphans=0,
+        left=tuple(passed),
+        says=path.name,
+    )
+
+
+def shard_cut(place: Place) -> Outcome:
+    path = place.copy("copy") / part_name(1, 2)
+    damages = _cuts(path.read_bytes())
+    return _damaged("a shard cut short at every 5 %", path, damages, lambda: read_shard(path.parent, 1))
+
+
+def shard_flipped(place: Place) -> Outcome:
+    path, places = place.copy("copy") / part_name(1, 2), list[int]()
+
+    def note(_: str, node: object) -> None:
+        if isinstance(node, h5py.Dataset) and (at := node.id.get_offset()) is not None:
+            places.append(at)
+
+    with h5py.File(path) as file:
+        file.visititems(note)
+    damages = _flips(path.read_bytes(), places)
+    return _damaged("a flipped bit in each dataset of a shard", path, damages, lambda: read_shard(path.parent, 1))
+
+
+def _saved(place: Place) -> tuple[Path, Callable[[], object]]:
+    """A file of a checkpoint of two parts, and how it is read."""
+    run, manifest = place.fresh("saved"), read_manifest(place.shards)
+    here = Placement(
+        ranks=(0, 0), mine=(0, 1), owned_global=np.arange(400), owned_part=(np.arange(400) % 2).astype("i4")
+    )
+    rows = {"features": torch.arange(4000.0).reshape(400, 10)}
+    snapshot = Snapshot(replicated={"model": {"w": torch.arange(300.0)}}, rows=rows, ids=torch.arange(400))
+    writer = CheckpointWriter(run, World(), here, manifest, 1)
+    writer.save(snapshot, epoch=1, config={}, layer0="once", metrics_bytes=0, score=None)
+    (folder,) = checkpoints_of(run)
+    return folder / "replicated.pt", lambda: read_checkpoint(folder).check(here, manifest.build_id)
+
+
+def checkpoint_cut(place: Place) -> Outcome:
+    path, read = _saved(place)
+    return _damaged("a checkpoint cut short at every 5 %", path, _cuts(path.read_bytes()), read)
+
+
+def checkpoint_flipped(place: Place) -> Outcome:
+    path, read = _saved(place)
+    raw = path.read_bytes()
+    places = range(0, len(raw), max(1, len(raw) // 20))
+    return _damaged("a flipped bit at every 5 % of a checkpoint", path, _flips(raw, places), read)
 
 
 # ----------------------------------------------------------------------------------------------------------- network
@@ -630,9 +765,15 @@ SCENARIOS: dict[str, Scenario] = {
     "vanished checkpoints": vanished_checkpoints,
     "vanished shards": vanished_shards_folder,
     "vanished shard": vanished_shards,
+    "apart": apart,
+    "part on no host": part_on_no_host,
     "stale manifest": stale_manifest,
     "leftovers": leftovers,
     "damaged shard": damaged_shard,
+    "shard cut": shard_cut,
+    "shard flipped": shard_flipped,
+    "checkpoint cut": checkpoint_cut,
+    "checkpoint flipped": checkpoint_flipped,
     "two builds": two_builds,
     "port in use": port_in_use,
     "unreachable": unreachable,
@@ -641,5 +782,7 @@ SCENARIOS: dict[str, Scenario] = {
     "not finite": not_finite,
     "more ranks than parts": wrong_number_of_ranks,
 }
-NEED_ROOT = frozenset(name for name in SCENARIOS if name.startswith(("disk full", "read-only", "unresolvable")))
+NEED_ROOT = frozenset(
+    name for name in SCENARIOS if name.startswith(("disk full", "read-only", "unresolvable", "apart", "part on"))
+)
 del SCENARIOS["kill 1 at save"]  # rank 0 alone saves
