@@ -15,7 +15,8 @@ from typing import Annotated
 import tyro
 
 from benchmarks.report import deliver, machine, machine_line, say, table
-from tests.faults import LIMIT, NEED_ROOT, SCENARIOS, TIMEOUT, Place, is_root
+from tests.fault_runs import LIMIT, TIMEOUT, Place, is_root
+from tests.faults import NEED_ROOT, SCENARIOS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,7 @@
-"""Faults of every kind, done to real runs, and what became of each: the table that ``benchmarks.bench_faults`` prints.
-
-A run is one command in a process group of its own. It must end within a stated time, with a code that is not 0 (or
-with a resume), one message that says who and why, no process left and no file that is half written.
-"""
+"""Faults of every kind, done to real runs, and what became of each: the table of ``benchmarks.bench_faults``."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
 import shlex
 import shutil
@@ -16,12 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-import uuid
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -34,191 +24,23 @@ from fullgraph.loading import Placement
 from fullgraph.shards import MANIFEST, part_name, read_manifest, read_shard
 from fullgraph.world import World
 from partition_tools.builder import build
-from partition_tools.graph import Graph, Splits
 from tests.builds import assignment
+from tests.fault_runs import (
+    ROOT,
+    TIMEOUT,
+    Outcome,
+    Place,
+    faulty,
+    message_of,
+    small_disk,
+    small_graph,
+    train,
+    wait_for,
+    wait_for_epochs,
+    watch,
+)
 
-ROOT = Path(__file__).parents[1]
-TIMEOUT = 5
-"""Seconds, as ``--timeout`` of the runs."""
-LIMIT = 90.0
-"""Seconds from the fault to the end of the run, at most: the timeout, and the launcher's 30 s for a stopped rank."""
 STAGES = ("load", "plan", "forward", "backward", "gradient sum", "evaluation", "checkpoint", "save")
-_MARK = "FAULT_RUN"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What became of one fault."""
-
-    fault: str
-    seconds: float
-    """From the fault to the end of the run."""
-    code: int | None
-    """Exit code; None where the run had to be ended."""
-    message: str
-    """The lines of standard error that are ours, or its last."""
-    orphans: int
-    left: tuple[str, ...]
-    """Names of files that should not be there."""
-    says: str = "."
-    """What the message must say, as a regular expression."""
-    ends: str = "error"
-    """"error": with a message and a code; "goes on": as if nothing had been."""
-    output: str = ""
-
-    @property
-    def good(self) -> bool:
-        told = re.search(self.says, self.message) is not None
-        ended = self.code == 0 if self.ends == "goes on" else self.code not in (0, None) and told
-        return ended and self.seconds <= LIMIT and not self.orphans and not self.left
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where faults happen: a folder with shards for two ranks."""
-
-    folder: Path
-
-    @property
-    def shards(self) -> Path:
-        return self.folder / "shards"
-
-    def fresh(self, name: str) -> Path:
-        path = self.folder / name
-        if path.exists():
-            shutil.rmtree(path)
-        return path
-
-    def copy(self, name: str) -> Path:
-        return Path(shutil.copytree(self.shards, self.fresh(name)))
-
-    @classmethod
-    def make(cls, folder: Path) -> Place:
-        place = cls(folder)
-        build(_graph(), assignment(np.arange(400) % 2, 2), place.shards)
-        return place
-
-
-def _graph(seed: int = 0) -> Graph:
-    rng = np.random.default_rng(seed)
-    kind = rng.integers(0, 3, (1, 400))
-    return Graph(
-        name="faults",
-        num_nodes=400,
-        src=rng.integers(0, 400, 2000),
-        dst=rng.integers(0, 400, 2000),
-        x=rng.standard_normal((400, 16), dtype=np.float32),
-        y=rng.integers(0, 4, 400),
-        splits=Splits(train=kind == 0, val=kind == 1, test=kind == 2),
-    )
-
-
-# ------------------------------------------------------------------------------------------------------------- a run
-
-
-def _faulty(fault: dict[str, object]) -> dict[str, str]:
-    """The environment of a process in which ``tests/faulty`` makes this happen."""
-    path = os.pathsep.join([str(ROOT / "tests" / "faulty"), str(ROOT)])
-    return {"PYTHONPATH": path, "FAULT": json.dumps(fault)}
-
-
-def train(shards: Path, run: Path, *flags: str) -> list[str]:
-    """A run that would take hours."""
-    flags = ("--model", "gcn", "--hidden", "8", "--epochs", "1000000", "--timeout", str(TIMEOUT), *flags)
-    return [sys.executable, "-m", "fullgraph", "train", str(shards), "--run", str(run), *flags]
-
-
-def watch(
-    fault: str,
-    command: list[str],
-    *,
-    looked_at: tuple[Path, ...] = (),
-    env: dict[str, str] | None = None,
-    mark: Path | None = None,
-    during: Callable[[subprocess.Popen[str]], float | None] | None = None,
-    says: str = ".",
-    ends: str = "error",
-) -> Outcome:
-    """Run a command to its end. The fault is there from the start, or happens when ``mark`` is made, or is done by
-    ``during``, which returns its time."""
-    name = uuid.uuid4().hex
-    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    environment |= {"PYTHONPATH": str(ROOT), _MARK: name, **(env or {})}
-    start = time.time()
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    lines: list[str] = []
-    output: list[str] = []
-    readers = [
-        threading.Thread(target=lambda: lines.extend(process.stderr or ())),
-        threading.Thread(target=lambda: output.extend(process.stdout or ())),
-    ]
-    for reader in readers:
-        reader.start()
-    try:
-        at = None if during is None else during(process)
-    except TimeoutError:
-        process.kill()
-        at = None
-    code: int | None
-    try:
-        code = process.wait(LIMIT + 60)
-    except subprocess.TimeoutExpired:
-        code = None
-    end = time.time()
-    if mark is not None and mark.exists():
-        at = mark.stat().st_mtime
-    time.sleep(0.2)
-    orphans = _marked(name)
-    for orphan in orphans:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            orphan.kill()
-    for reader in readers:
-        reader.join(10)
-    return Outcome(
-        fault=fault,
-        seconds=round(end - (at or start), 1),
-        code=code,
-        message=_message(lines),
-        orphans=len(orphans),
-        left=tuple(sorted(str(path.relative_to(top)) for top in looked_at for path in _half_written(top))),
-        says=says,
-        ends=ends,
-        output="".join(output),
-    )
-
-
-def _marked(name: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(_MARK) == name and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def _message(lines: list[str]) -> str:
-    """The lines of ours, with what ranks add to them."""
-    ours = [line.strip() for line in lines if ": error: " in line or line.startswith("  rank ")]
-    rest = [line.strip() for line in lines if line.strip()]
-    return " / ".join(ours) if ours else rest[-1] if rest else ""
-
-
-def _half_written(top: Path) -> Iterator[Path]:
-    """Files under their own names that do not read, and temporary ones."""
-    for path in top.rglob("*") if top.is_dir() else ():
-        if path.name.endswith((".tmp", ".saving", ".removed")) or ".building" in path.name:
-            yield path
-        elif path.suffix == ".pt":
-            try:
-                with zipfile.ZipFile(path) as archive:
-                    whole = archive.testzip() is None
-            except zipfile.BadZipFile:
-                whole = False
-            if not whole:
-                yield path
-
 
 # --------------------------------------------------------------------------------------------------- ranks that fail
 
@@ -240,7 +62,7 @@ def at_stage(place: Place, stage: str, kind: str, rank: int) -> Outcome:
         f"{names[kind]}: rank {rank} at {stage}",
         train(place.shards, run, *flags),
         looked_at=(place.shards, run),
-        env=_faulty(fault),
+        env=faulty(fault),
         mark=mark,
         says=says[kind].format(rank),
     )
@@ -266,7 +88,7 @@ def straggler(place: Place) -> Outcome:
     fault = {"stage": "forward", "kind": "stop", "rank": 1, "mark": str(mark)}
 
     def wake(process: subprocess.Popen[str]) -> None:
-        _wait_for(mark.exists)
+        wait_for(mark.exists)
         time.sleep(TIMEOUT / 2)
         for rank in psutil.Process(process.pid).children(recursive=True):
             rank.send_signal(signal.SIGCONT)
@@ -274,7 +96,7 @@ def straggler(place: Place) -> Outcome:
     return watch(
         f"SIGSTOP: rank 1 for {TIMEOUT / 2:g} s",
         train(place.shards, run, "--epochs", "6"),
-        env=_faulty(fault),
+        env=faulty(fault),
         looked_at=(place.shards, run),
         mark=mark,
         during=wake,
@@ -291,7 +113,7 @@ def restarted(place: Place) -> Outcome:
         "SIGKILL: rank 1 at forward, with --max-restarts 1",
         train(place.shards, run, "--epochs", "6", "--checkpoint-every", "1", "--max-restarts", "1"),
         looked_at=(place.shards, run),
-        env=_faulty(fault),
+        env=faulty(fault),
         mark=mark,
         ends="goes on",
     )
@@ -301,7 +123,7 @@ def launcher_killed(place: Place) -> Outcome:
     run = place.fresh("run")
 
     def kill(process: subprocess.Popen[str]) -> float:
-        _wait_for_epochs(run)
+        wait_for_epochs(run)
         process.kill()
         time.sleep(1)  # the kernel tells the ranks
         return time.time()
@@ -311,41 +133,7 @@ def launcher_killed(place: Place) -> Outcome:
     return Outcome(**vars(outcome) | {"message": outcome.message or "(nobody is left to say anything)"})
 
 
-def _wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the run did not come so far")
-        time.sleep(0.05)
-
-
-def _wait_for_epochs(run: Path) -> None:
-    metrics = run / "metrics.jsonl"
-    _wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2)
-
-
 # ------------------------------------------------------------------------------------------------ disks and folders
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of its own; needs root."""
-    folder.mkdir(exist_ok=True)
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True, capture_output=True
-    )
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def is_root() -> bool:
-    return os.geteuid() == 0 and shutil.which("mount") is not None and shutil.which("unshare") is not None and _mounts()
-
-
-def _mounts() -> bool:
-    return subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "x", "/mnt"], capture_output=True).returncode == 0
 
 
 def disk_full_while_building(place: Place) -> Outcome:
@@ -355,7 +143,7 @@ def disk_full_while_building(place: Place) -> Outcome:
         outcome = watch(
             "disk full: shards",
             [*command, "--out", str(disk / "s")],
-            env=_faulty({"stage": "space", "rank": None}),
+            env=faulty({"stage": "space", "rank": None}),
             says="No space left on device|cannot be written",
         )
         return replace(outcome, left=tuple(sorted(path.name for path in disk.iterdir())))
@@ -408,7 +196,7 @@ def read_only_checkpoints(place: Place) -> Outcome:
         run = disk / "run"
 
         def lock(_: subprocess.Popen[str]) -> float:
-            _wait_for(lambda: any((run / "checkpoints").glob("epoch-*")))
+            wait_for(lambda: any((run / "checkpoints").glob("epoch-*")))
             folder = str(run / "checkpoints")
             subprocess.run(["mount", "--bind", folder, folder], check=True)
             subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
@@ -428,10 +216,10 @@ def vanished_checkpoints(place: Place) -> Outcome:
     run = place.fresh("run")
 
     def remove(process: subprocess.Popen[str]) -> float:
-        _wait_for(lambda: any((run / "checkpoints").glob("epoch-*")))
+        wait_for(lambda: any((run / "checkpoints").glob("epoch-*")))
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
         now = time.time()
-        _wait_for(lambda: any((run / "checkpoints").glob("epoch-*")))
+        wait_for(lambda: any((run / "checkpoints").glob("epoch-*")))
         process.send_signal(signal.SIGTERM)
         return now
 
@@ -450,7 +238,7 @@ def vanished_run_folder(place: Place) -> Outcome:
     run = place.fresh("run")
 
     def remove(_: subprocess.Popen[str]) -> float:
-        _wait_for_epochs(run)
+        wait_for_epochs(run)
         shutil.rmtree(run)
         return time.time()
 
@@ -483,7 +271,7 @@ def vanished_shards_folder(place: Place) -> Outcome:
     shards, run = place.copy("copy"), place.fresh("run")
 
     def remove(process: subprocess.Popen[str]) -> float:
-        _wait_for_epochs(run)
+        wait_for_epochs(run)
         shutil.rmtree(shards)
         return time.time()
 
@@ -550,7 +338,7 @@ def part_on_no_host(place: Place) -> Outcome:
 
 def stale_manifest(place: Place) -> Outcome:
     shards = place.copy("copy")
-    build(_graph(1), assignment(np.arange(400) % 2, 2), place.fresh("other"))
+    build(small_graph(1), assignment(np.arange(400) % 2, 2), place.fresh("other"))
     shutil.copy(place.folder / "other" / MANIFEST, shards)
     return watch("stale manifest", train(shards, place.fresh("run")), says="of build .* the manifest is of build")
 
@@ -588,7 +376,7 @@ def two_builds(place: Place) -> Outcome:
     _, said = others[0].communicate(timeout=120)
     codes = sorted([outcome.code or 0, others[0].returncode])
     left = tuple(path.name for path in place.folder.iterdir() if ".building" in path.name)
-    text = outcome.message or _message(said.decode().splitlines())
+    text = outcome.message or message_of(said.decode().splitlines())
     facts = {"code": 2 if codes == [0, 2] else codes[1], "message": text, "left": left}
     return Outcome(**vars(outcome) | facts)
 

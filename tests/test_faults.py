@@ -19,7 +19,8 @@ from fullgraph.runlog import read_state, write_state
 from fullgraph.shards import part_name, read_shard
 from partition_tools.builder import build
 from tests.builds import assignment, rich_graph
-from tests.faults import NEED_ROOT, SCENARIOS, Place, is_root
+from tests.fault_runs import Place, is_root
+from tests.faults import NEED_ROOT, SCENARIOS
 
 QUICK = sorted(name for name in SCENARIOS if not name.startswith("stop "))
 """A rank that stays stopped is ended by the launcher after 30 s."""
