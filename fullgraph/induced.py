@@ -68,4 +68,5 @@ def induced_shard(shard: Shard, nodes: NDArray[np.bool_], world: World) -> Shard
         val=shard.val[:, nodes],
         test=shard.test[:, nodes],
         node_ids=None if shard.node_ids is None else shard.node_ids[nodes],
+        cluster=None if shard.cluster is None else shard.cluster[nodes],
     )

@@ -172,6 +172,7 @@ class Joined:
             val=owned("val", 1),
             test=owned("test", 1),
             node_ids=owned("node_ids"),
+            cluster=owned("cluster"),
         )
 
     def _each(self, name: str) -> list[Any] | None:

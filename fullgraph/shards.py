@@ -109,6 +109,7 @@ _BYTES = (np.dtype("u1"),)
 # field of Shard -> (dataset, dtypes, dimensions); features and ids are written and read on their own
 _DATASETS: dict[str, tuple[str, tuple[np.dtype[Any], ...], tuple[int, ...]]] = {
     "owned_global": ("owned/global_id", _IDS, (1,)),
+    "cluster": ("owned/cluster", (np.dtype("i4"),), (1,)),
     "halo_global": ("halo/global_id", _IDS, (1,)),
     "halo_owner": ("halo/owner", (np.dtype("i4"),), (1,)),
     "halo_index": ("halo/index", _IDS, (1,)),
@@ -125,7 +126,7 @@ _DATASETS: dict[str, tuple[str, tuple[np.dtype[Any], ...], tuple[int, ...]]] = {
     "val": ("splits/val", _BYTES, (2,)),
     "test": ("splits/test", _BYTES, (2,)),
 }
-_OPTIONAL = ("edge_weight", "edge_x", "y")
+_OPTIONAL = ("cluster", "edge_weight", "edge_x", "y")
 _FEATURES = ("x", "edge_x")
 
 
@@ -183,6 +184,8 @@ class Shard:
     test: NDArray[np.bool_]
     node_ids: Array | None
     """[n] the user's own ids (int64 or str)."""
+    cluster: NDArray[np.int32] | None = None
+    """[n] number of the neighbourhood that a node lies in: training keeps the nodes of one together."""
 
     @property
     def num_owned(self) -> int:
@@ -218,7 +221,7 @@ class Shard:
         lengths = dict.fromkeys(("halo_global", "halo_owner", "halo_index"), h)
         lengths |= dict.fromkeys(("indices", "edge_global", "edge_weight"), e)
         lengths |= dict.fromkeys(("in_degree", "in_weight", "loop_count"), n + h)
-        lengths |= {"owned_global": n, "indptr": n + 1}
+        lengths |= {"owned_global": n, "cluster": n, "indptr": n + 1}
         for field, length in lengths.items():
             dataset, dtypes, _ = _DATASETS[field]
             value = getattr(self, field)

@@ -608,13 +608,17 @@ def make_part(
     graph = local_graph(shard)
     route = halo_route(graph, world)
     counts: tuple[int, ...] | None = None
+    near = np.zeros(n, np.int32) if shard.cluster is None else shard.cluster
+    nodes = np.argsort(near, kind="stable")
     if num_layers is not None:
         counts, complete = (n,) * (num_layers + 1), (True,) * (num_layers + 1)
         if prune:
             send = route.send.indices.cpu().numpy()
             reach = distances(graph, train, num_layers, send, route.counts, world)
             counts, complete = needed(reach, num_layers, whole_layers, world)
-            graph = local_graph(shard, np.argsort(reach, kind="stable"))
+            nodes = np.lexsort((near, reach))
+    if (np.diff(nodes) != 1).any():
+        graph = local_graph(shard, nodes)
     edge_features = EdgeFeatures(graph, device, wide)
     whole = Plan(graph, world, n, n, kind, dtype, edge_features)
     training = None

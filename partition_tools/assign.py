@@ -80,6 +80,8 @@ class Assignment:
     """Libraries whose version the partition depends on."""
     notes: tuple[str, ...]
     """One sentence for each thing the user should know."""
+    cluster: NDArray[np.int32] | None = None
+    """[N] number of the neighbourhood that a node lies in, whatever its part; None where nodes stay in order of id."""
     table: tuple[Try, ...] | tuple[Candidate, ...] = ()
     """The runs of METIS in order of seed, or the candidates of best."""
 
@@ -142,8 +144,12 @@ def assign(graph: Graph, options: AssignOptions) -> Assignment:
                 notes.append(f"{name} weights play no part in --method {method}")
     if parts > 2 and options.renumbers:
         part = numbering(graph_rows_between(graph, part, parts))[part].astype(np.int32)
+    cluster = _clusters(graph, options, notes)
+    if cluster is not None:
+        versions = versions | metis.versions()
     return Assignment(
         part=part,
+        cluster=cluster,
         parts=parts,
         method=method,
         seed=seed,
@@ -263,6 +269,20 @@ def _by_fennel(graph: Graph, options: AssignOptions, notes: list[str]) -> NDArra
         part[order[: empty.size]] = empty
         notes.append(f"fennel left {_some('part', empty)} empty, which were given a node each")
     return part
+
+
+def _clusters(graph: Graph, options: AssignOptions, notes: list[str]) -> NDArray[np.int32] | None:
+    count = options.neighborhoods(graph.num_nodes)
+    if not count:
+        return None
+    try:
+        with metis.laid_out(graph.name, symmetric_adjacency(graph), None) as layout:
+            cluster = make_clusters(layout, count, seed=options.seed, timeout=options.timeout)
+    except metis.MetisError as error:
+        notes.append(f"nodes stay in order of id: {error}")
+        return None
+    notes.append(f"the nodes of a part are kept in {count} clusters of neighbours, which lie close in memory")
+    return cluster
 
 
 def _by_clusters(graph: Graph, options: AssignOptions, notes: list[str]) -> NDArray[np.int32]:

@@ -73,7 +73,7 @@ def build(
     out = Path(out).resolve()
     check_target(out, force=force)
     summary = summary or summarise(graph)
-    cutter = Cutter.make(graph, assignment.part, assignment.parts, summary.num_classes)
+    cutter = Cutter.make(graph, assignment.part, assignment.parts, summary.num_classes, assignment.cluster)
     edge_x = cutter.columns.get("edge_x")
     facts = summary.facts() | {
         "feature_dtype": None if cutter.x is None else str(cutter.x.dtype),

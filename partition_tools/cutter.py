@@ -46,11 +46,20 @@ class Cutter:
     in_degree: NDArray[np.int64]
     loop_count: NDArray[np.int64]
     num_classes: int
+    cluster: NDArray[np.int32] | None
+    """[N]"""
     sums: dict[str, list[int]]
     """Sums of every dataset that is copied from the graph, under the name of the field of `Shard`."""
 
     @classmethod
-    def make(cls, graph: Graph, part: NDArray[np.int32], parts: int, num_classes: int) -> Cutter:
+    def make(
+        cls,
+        graph: Graph,
+        part: NDArray[np.int32],
+        parts: int,
+        num_classes: int,
+        cluster: NDArray[np.int32] | None = None,
+    ) -> Cutter:
         n = graph.num_nodes
         if part.shape != (n,):
             raise ValueError(f"{graph.name}: the assignment has {part.shape[0]} entries for {n} nodes")
@@ -93,6 +102,7 @@ class Cutter:
             in_degree=in_degree,
             loop_count=loop_count,
             num_classes=num_classes,
+            cluster=cluster,
             sums=sums,
         )
 
@@ -172,6 +182,7 @@ class Cutter:
             y=None if graph.y is None else graph.y[owned],
             **masks,
             node_ids=None if graph.node_ids is None else graph.node_ids[owned],
+            cluster=None if self.cluster is None else self.cluster[owned],
         )
 
     def least_bytes(self) -> int:

@@ -77,7 +77,9 @@ def build_need(graph: Graph, options: AssignOptions) -> Need:
     partition = 4 * n
     if options.method == "fennel":
         partition = (0 if on_disk else 16 * e) + 40 * n + min(_BLOCKS, 80 * e)
-    elif options.parts > 1 and (options.method in ("metis", "best", "bfs") or options.clusters):
+    elif (options.parts > 1 and (options.method in ("metis", "best", "bfs") or options.clusters)) or (
+        options.neighborhoods(n)
+    ):
         entries = e if options.method != "bfs" else 2 * e
         partition = max(
             (_ADJACENCY_EDGE + (16 if options.use_edge_weights else 0)) * e,

@@ -17,9 +17,10 @@ from partition_tools.assign import Assignment
 from partition_tools.graph import Graph, Splits
 
 
-def assignment(part: Any, parts: int, **options: Any) -> Assignment:
+def assignment(part: Any, parts: int, cluster: Any = None, **options: Any) -> Assignment:
     return Assignment(
         part=np.asarray(part, np.int32),
+        cluster=None if cluster is None else np.asarray(cluster, np.int32),
         parts=parts,
         method="by hand",
         seed=7,

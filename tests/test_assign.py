@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from partition_tools import metis
 from partition_tools.adjacency import symmetric_adjacency
-from partition_tools.assign import Assignment, AssignOptions, assign, read_parts
+from partition_tools.assign import Assignment, AssignOptions, assign, partition, read_parts
 from partition_tools.graph import Graph
+from partition_tools.sources import load
 
 RNG = np.random.default_rng(0)
 
@@ -67,6 +68,7 @@ def said(assignment: Assignment) -> str:
         ({"objective": "volume", "scheme": "recursive"}, "only by kway"),
         ({"objective": "volume", "use_edge_weights": True}, "--use-edge-weights"),
         ({"method": "random", "tries": 2}, "--tries has no effect with --method random"),
+        ({"method": "fennel", "locality": False}, "--no-locality has no effect with --method fennel"),
         ({"method": "bfs", "use_edge_weights": True}, "--use-edge-weights has no effect with --method bfs"),
     ],
 )
@@ -134,6 +136,25 @@ def test_contiguous_and_bfs_are_blocks_of_their_order() -> None:
     graph = make_graph(8, [(0, 4), (4, 1), (1, 5), (5, 2), (2, 6), (6, 3), (3, 7)])
     assert assign(graph, AssignOptions(parts=4, method="contiguous")).part.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert assign(graph, AssignOptions(parts=4, method="bfs")).part.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_neighbours_in_one_cluster() -> None:
+    graph = load("demo:communities?nodes=16385")
+    found = partition(graph, 2)
+    assert found.cluster is not None
+    assert found.cluster.dtype == np.int32
+    assert np.bincount(found.cluster).shape == (16,)
+    assert np.bincount(found.cluster).max() < 1.5 * 1024
+    inside = np.mean(found.cluster[graph.src] == found.cluster[graph.dst])
+    assert inside > 2 / 16  # by chance 1 / 16
+    assert "in 16 clusters of neighbours" in found.notes[-1]
+    assert np.array_equal(found.cluster, partition(graph, 1).cluster)
+    for other in (
+        partition(graph, 2, locality=False),
+        partition(graph, 2, "contiguous"),
+        partition(load("demo:communities?nodes=16384"), 2),
+    ):
+        assert other.cluster is None
 
 
 def test_unused_weights_are_said() -> None:

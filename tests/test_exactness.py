@@ -204,6 +204,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     def build_case(name: str, parts: int) -> Path:
         case, out = CASES[name], folder / f"{name} {parts}"
         by = {"method": "test", "seed": 0, "options": {}, "versions": {}, "notes": ()}
+        by["cluster"] = (np.arange(case.graph.num_nodes) * 7 % 5).astype(np.int32)  # not the order of ids
         build(case.graph, Assignment(part=case.part(parts), parts=parts, **by), out)
         return out
 

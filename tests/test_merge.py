@@ -175,6 +175,9 @@ PARTS = 4
 QUICK = TrainConfig(model="gcn", hidden=8, epochs=5, lr=0.05, dtype="float64", seed=3, norm="batch")
 
 
+CLUSTER = np.arange(60) * 7 % 5
+
+
 @pytest.fixture(scope="module")
 def graph() -> Graph:
     rng = np.random.default_rng(5)
@@ -185,7 +188,7 @@ def graph() -> Graph:
 def folder(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Path:
     part = np.random.default_rng(0).permutation(graph.num_nodes) % PARTS
     out = tmp_path_factory.mktemp("merge") / "shards"
-    build(graph, assignment(part, PARTS), out)
+    build(graph, assignment(part, PARTS, CLUSTER), out)
     return out
 
 
@@ -213,7 +216,7 @@ def test_fewer_ranks_have_the_shards_and_rows_of_a_direct_partition(
     assert [mine for _, mine, _ in found] == [tuple(np.flatnonzero(of == r).tolist()) for r in range(size)]
     part = np.random.default_rng(0).permutation(graph.num_nodes) % PARTS
     direct = tmp_path / "direct"
-    build(graph, assignment(of[part], size), direct)
+    build(graph, assignment(of[part], size, CLUSTER), direct)
     expected = ranks.run(size, load_here, [direct])
     for (shard, *_), (same, *_) in zip(found, expected, strict=True):
         assert_same(shard, same, but=("build_id",))
