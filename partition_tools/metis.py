@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partition_tools.adjacency import Adjacency
+from partition_tools.graph import release
 
 Objective: TypeAlias = Literal["cut", "volume"]
 Scheme: TypeAlias = Literal["kway", "recursive"]
@@ -146,6 +147,8 @@ def laid_out(name: str, adjacency: Adjacency, load: NDArray[np.int64] | None) ->
             raise ValueError(
                 f"{name}: the graph could not be laid out for METIS in {folder}: {error} (TMPDIR names another place)"
             ) from error
+        for array in (stored.xadj, stored.adjncy, stored.weight):
+            release(array)  # it is the child's to look at
         yield Metis(name=name, folder=folder, adjacency=stored)
 
 
