@@ -44,6 +44,8 @@ class Options:
     """Folder where shards are kept between runs."""
     note: str = ""
     """A sentence for the result: what bounds what is left."""
+    name: str = "kernels"
+    """Of the saved result."""
     quick: bool = False
     """A tiny graph, once: to see that it works."""
     json: bool = False
@@ -120,7 +122,7 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def measure(
-    forms: dict[str, tuple[Callable[[], Tensor], int]], reference: str, repeats: int
+    forms: dict[str, tuple[Callable[[], Tensor], int]], reference: str, repeats: int, dtype: torch.dtype
 ) -> dict[str, tuple[float | None, str]]:
     """By name, the median seconds, or None and why."""
     told: dict[str, tuple[float | None, str]] = {}
@@ -137,7 +139,7 @@ def measure(
             continue
         if expected is not None:
             far = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
-            if not far < 0.05:
+            if not far < (0.25 if dtype == torch.bfloat16 else 1e-3):  # index_add rounds every sum to bfloat16
                 raise RuntimeError(f"{name} differs from {reference} by {far:.2g} of its largest value")
     seconds: dict[str, list[float]] = {name: [] for name in forms if name not in told}
     for _ in range(repeats):
@@ -163,7 +165,7 @@ def main(options: Options) -> int:
                         ("SpMM", spmm_forms(a, x), "embedding_bag", (a.nnz + a.shape[0]) * row_bytes),
                         ("SDDMM", sddmm_forms(a, x), "gather both in blocks", (a.nnz + a.shape[0]) * row_bytes),
                     ):
-                        timed = measure(forms, reference, 1 if options.quick else options.repeats)
+                        timed = measure(forms, reference, 1 if options.quick else options.repeats, dtype)
                         for name, (seconds, why) in timed.items():
                             rate = None if seconds is None else useful / seconds
                             found.append(
@@ -198,7 +200,7 @@ def main(options: Options) -> int:
     )
     text += f"\n\n{options.note}" if options.note else ""
     record = {"machine": facts, "copy_bytes_a_second": copied, "note": options.note, "results": found}
-    deliver("kernels", text, record, as_json=options.json, save=options.save)
+    deliver(options.name, text, record, as_json=options.json, save=options.save)
     return 0
 
 

@@ -46,6 +46,8 @@ class Options:
     """Folder where shards are kept between runs."""
     note: str = ""
     """A sentence for the result: what bounds what is left."""
+    name: str = "network"
+    """Of the saved result."""
     quick: bool = False
     """A tiny graph, one epoch: to see that it works."""
     json: bool = False
@@ -158,7 +160,7 @@ def main(options: Options) -> int:
     text = f"# Epochs over a slow network\n\n{machine_line(facts)} {graph}, {options.model}.\n\n{shown}"
     text += f"\n\n{options.note}" if options.note else ""
     record = {"machine": facts, "model": MODEL, "note": options.note, "results": found}
-    deliver("network", text, record, as_json=options.json, save=options.save)
+    deliver(options.name, text, record, as_json=options.json, save=options.save)
     return 0
 
 

@@ -36,6 +36,8 @@ class Options:
     """Folder where shards are kept between runs."""
     note: str = ""
     """A sentence for the result: what bounds what is left."""
+    name: str = "scale"
+    """Of the saved result."""
     quick: bool = False
     """Tiny graphs, one epoch: to see that it works."""
     json: bool = False
@@ -90,7 +92,7 @@ def main(options: Options) -> int:
     text = f"# Growth with graph and ranks\n\n{machine_line(facts)} {options.model}.\n\n{shown}"
     text += f"\n\n{options.note}" if options.note else ""
     record = {"machine": facts, "model": MODEL, "note": options.note, "results": found}
-    name = "scale-products" if options.products else "scale"
+    name = "scale-products" if options.products else options.name
     deliver(name, text, record, as_json=options.json, save=options.save)
     over = options.products and found[0]["peak_memory_bytes"] > LIMIT
     if over:
