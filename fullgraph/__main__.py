@@ -15,24 +15,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from fullgraph.checks import (
     GraphFacts,
+    Kind,
+    State,
     check_confusion,
     check_fits,
     check_kind,
     check_output,
     check_run_folder,
-    check_same_classes,
     check_split,
     check_split_named,
     check_state,
     check_target,
     check_training,
+    match_classes,
     read_config,
+    state_path,
 )
 from fullgraph.config import TrainConfig
 from fullgraph.files import remove_left_behind
@@ -45,7 +48,6 @@ _LINGER_SECONDS = 10.0
 Ranks = Annotated[int | None, tyro.conf.arg(metavar="W")]
 
 if TYPE_CHECKING:
-    from fullgraph.inference import Kind
     from fullgraph.world import World
 
 
@@ -144,7 +146,7 @@ class Predict:
     """Write the last layer's input, not labels."""
     graph: Path | None = None
     """Folder of shards of another graph with the same features, to predict there."""
-    state: Literal["best", "last"] = "best"
+    state: State = "best"
     """Weights of the best epoch by validation, or of the last."""
     ranks: Ranks = None
     """Local ranks to start; by default one a part. Fewer run several parts each."""
@@ -186,7 +188,7 @@ class Evaluate:
     """Print one JSON object."""
     graph: Path | None = None
     """Folder of shards of another graph with the same features, to score there."""
-    state: Literal["best", "last"] = "best"
+    state: State = "best"
     """Weights of the best epoch by validation, or of the last."""
     ranks: Ranks = None
     """Local ranks to start; by default one a part. Fewer run several parts each."""
@@ -199,7 +201,7 @@ class Evaluate:
             facts = GraphFacts.of_manifest(manifest)
             check_target(facts, config.task, config.metric)
             check_split(facts, config.split if self.split is None else self.split)
-            check_same_classes(self.run, folder, record, manifest.graph)
+            match_classes(self.run, folder, record, manifest.graph)
             check_confusion(self.confusion, record["task"])
 
         def work(world: World) -> None:
@@ -331,7 +333,7 @@ class Compare:
 def _check_run(run: Path, state: str, folder: Path, manifest: Manifest) -> tuple[TrainConfig, dict[str, Any]]:
     """What config.json says, once the run is known to be whole and to fit the graph in ``folder``."""
     config, record = read_config(run)
-    check_state(run / f"{state}.pt")
+    check_state(state_path(run, state))
     check_fits(run, folder, record, GraphFacts.of_manifest(manifest), manifest.graph_id)
     return config, record
 

@@ -11,7 +11,11 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
 
 from fullgraph.config import Metric, Task, TrainConfig
 from fullgraph.shards import Manifest, Shard
@@ -25,6 +29,10 @@ METRICS: dict[Task, tuple[Metric, ...]] = {
 """Scores of a task; the first picks the best epoch unless another is asked for."""
 OUTPUTS = (".npy", ".h5", ".csv")
 """Endings of files of predictions."""
+Kind = Literal["labels", "probabilities", "embeddings"]
+"""What is predicted."""
+State = Literal["best", "last"]
+"""Whose weights: of the best epoch by validation, or of the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +116,8 @@ def check_validation(config: TrainConfig) -> None:
 
 
 def check_split(facts: GraphFacts, split: int) -> None:
+    if not isinstance(split, int) or isinstance(split, bool):
+        raise ValueError(f"--split {split!r}: expected a whole number")
     if not 0 <= split < max(facts.num_splits, 1):
         there = counted(facts.num_splits, "split")
         expected = "0" if facts.num_splits == 1 else f"0 to {facts.num_splits - 1}"
@@ -156,6 +166,37 @@ def check_features(facts: GraphFacts, config: TrainConfig) -> None:
         raise ValueError(f"--layer0 {config.layer0}: {learned} and change in every step; leave the option out")
 
 
+_BFLOAT16_MAX = (2 - 2**-7) * 2.0**127
+_IN_SHARDS = {"x": "features", "edge_x": "edge features", "edge_weight": "edge weights", "y": "targets"}
+
+
+def check_range(shard: Shard, dtype: str) -> None:
+    """No number of the shard, and no node's sum of edge weights, is beyond what the run's type holds."""
+    if dtype == "float64":
+        return
+    end = float(np.finfo(np.float32).max) if dtype == "float32" else _BFLOAT16_MAX
+    for field, what in (*_IN_SHARDS.items(), ("in_weight", "sums of edge weights into a node")):
+        value = getattr(shard, field)
+        values = value.data if isinstance(value, sp.csr_array) else value
+        if values is None or values.dtype != np.float64 or not values.size:
+            continue
+        largest = _largest(values)
+        if end < largest < np.inf:
+            raise ValueError(
+                f"{what} of graph {shard.graph} (part {shard.part}) go up to {largest:.3g}, and {dtype} ends at "
+                f"{end:.3g}: --dtype float64 holds them, or scale them and build it again"
+            )
+
+
+def _largest(values: NDArray[Any]) -> float:
+    """The largest magnitude among the numbers that are finite."""
+    bounds = float(np.nanmax(values)), float(np.nanmin(values))
+    if not np.isfinite(bounds).all():
+        values = values[np.isfinite(values)]
+        bounds = (float(values.max()), float(values.min())) if values.size else (0.0, 0.0)
+    return max(abs(bound) for bound in bounds)
+
+
 def check_run_folder(path: Path) -> None:
     """A run may be written to the folder: it is new or empty."""
     if (path / "config.json").exists():
@@ -200,6 +241,13 @@ def read_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:
     return config, record
 
 
+def state_path(run: Path, state: str) -> Path:
+    """Where a run keeps a state."""
+    if state not in get_args(State):
+        raise ValueError(f"state is {state!r}; expected {' or '.join(get_args(State))}")
+    return run / f"{state}.pt"
+
+
 def check_state(path: Path) -> None:
     if not path.exists():
         raise ValueError(f"{path} does not exist; the run did not end, or this is not its folder")
@@ -212,6 +260,13 @@ def check_fits(run: Path, folder: Path, record: dict[str, Any], facts: GraphFact
             f"the model in {run} learned a row of features for each node of the graph it was trained on, so there is "
             f"none for the nodes of {folder}, which is another graph; predict on shards of the same graph (in any "
             f"number of parts), or train on one that has features of its own"
+        )
+    if record["graph"].get("onehot") and record["graph_id"] != graph_id:
+        raise ValueError(
+            f"the features that the model in {run} takes are one-hot, a column for each node of the graph it was "
+            f"trained on, so they say nothing of the nodes of {folder}, which is another graph; predict on shards "
+            f"of the same graph (in any number of parts), or train on features that both "
+            f"graphs have (--features degree, or a file)"
         )
     taken = _features(record["features"], record["learned_features"])
     held = _features(facts.num_features, facts.learned_features)
@@ -238,18 +293,46 @@ def class_names(record: dict[str, Any]) -> list[int | str] | None:
     return names if well and len(names) >= record["outputs"] and record["task"] != "regression" else None
 
 
-def check_same_classes(run: Path, folder: Path, record: dict[str, Any], facts: dict[str, Any]) -> None:
-    """The graph in ``folder``, of which these are the manifest's facts, numbers its classes as the run's graph does."""
-    mine, theirs = record["graph"].get("class_names"), facts.get("class_names")
-    if mine is not None and theirs is not None and mine != theirs:
-        shown = [", ".join(map(str, names[:5])) + (", ..." if len(names) > 5 else "") for names in (mine, theirs)]
+def match_classes(run: Path, folder: Path, record: dict[str, Any], facts: dict[str, Any]) -> list[int] | None:
+    """[C] the model's class for each class of the graph in ``folder``, of which these are the manifest's facts: the one
+    of the same name, or number where it has none; -1 for a class without nodes that the model does not know. None where
+    each is its own, and for a regression, which has none."""
+    task, labels = record["task"], facts.get("task")
+    if task == "regression" or labels is None:
+        return None
+    if task != labels:
         raise ValueError(
-            f"the classes of the model in {run} are {shown[0]}, but those of {folder} are {shown[1]}, so that scores "
-            f"would compare one with another; build {folder} with labels of the same names"
+            f"the model in {run} predicts {task} classes, but the labels of {folder} are {labels}; build it with "
+            f"labels of the same kind (--task)"
         )
+    mine: list[Any] = class_names(record) or list(range(record["outputs"]))
+    theirs: list[Any] = facts.get("class_names") or list(range(facts.get("num_classes", 0)))
+    place = {str(name): index for index, name in enumerate(mine)}
+    matched = [place.get(str(name), -1) for name in theirs[: facts.get("num_classes", 0)]]
+    counts = facts.get("label_counts") if task == "single-label" else None
+    strangers = [
+        str(theirs[index])
+        for index, to in enumerate(matched)
+        if to < 0 and (not isinstance(counts, list) or index >= len(counts) or counts[index])
+    ]
+    if strangers:
+        there = counted(len(strangers), "class", "classes")
+        raise ValueError(
+            f"{there} of {folder} ({_some(strangers)}) {'is' if len(strangers) == 1 else 'are'} none of the model in "
+            f"{run}, which knows {_some(mine)}; build {folder} with labels of the same names, or without labels on "
+            f"those nodes"
+        )
+    return None if matched == list(range(len(matched))) and len(matched) == record["outputs"] else matched
 
 
-def check_kind(kind: str, task: str) -> None:
+def _some(names: list[Any]) -> str:
+    return ", ".join(map(str, names[:5])) + (", ..." if len(names) > 5 else "")
+
+
+def check_kind(kind: str, task: str | None = None) -> None:
+    """There is such a kind of predictions, and for the task, where that is known."""
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind is {kind!r}; expected {', '.join(get_args(Kind))}")
     if kind == "probabilities" and task == "regression":
         raise ValueError("--probabilities: a regression model has none; leave it out")
 

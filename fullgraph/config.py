@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from fullgraph.records import check_types
+
 Task = Literal["single-label", "multi-label", "regression"]
 PlanKind = Literal["cover", "halo"]
 Metric = Literal["accuracy", "micro_f1", "roc_auc", "mae"]
@@ -166,6 +168,7 @@ class TrainConfig:
                 value = getattr(self, flag)
                 raise ValueError(f"--{flag.replace('_', '-')} is {value}; expected {expected}")
 
+        check_types(self)
         for flag, hint in get_type_hints(type(self)).items():
             names = [name for arg in (hint, *get_args(hint)) if get_origin(arg) is Literal for name in get_args(arg)]
             optional = getattr(self, flag) is None and type(None) in get_args(hint)

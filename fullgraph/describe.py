@@ -80,24 +80,8 @@ def _notes(trainer: Trainer) -> list[str]:
         else:
             use = f"not used {'(--no-edge-features)' if config.model == 'gat' else f'by {config.model}'}"
         lines.append(f"edge features: {graph.edge_x.shape[1]} an edge, {use}")
-    if graph.edge_weight is not None and isinstance(model, GNN) and config.model in ("gcn", "sage"):
-        in_weight, scale = part.degrees.in_weight.cpu().numpy()[:, 0], part.degrees.gcn_scale.cpu().numpy()[:, 0]
-        found = (
-            graph.edge_weight < 0,
-            scale == 0,
-            (in_weight == 0) & (np.diff(graph.indptr) > 0),
-            in_weight < 0,
-        )
-        counts = world.gather_vector([int(np.count_nonzero(each)) for each in found]).sum(0)
-        negative, cut_off, zero, below = counts.to(torch.int64).tolist()
-        effect = {
-            "gcn": f"gcn leaves out the messages from and to the {cut_off:,} nodes whose in-weights, with the added "
-            f"loop, sum to 0 or less",
-            "sage": f"sage divides by the sum of a node's in-weights, which is 0 at {zero:,} nodes (their mean is 0) "
-            f"and negative at {below:,}",
-        }
-        if negative:
-            lines.append(f"warning: {negative:,} edge weights are negative; {effect[config.model]}")
+    if graph.edge_weight is not None and isinstance(model, GNN):
+        lines += _weight_notes(trainer)
     return lines
 
 
@@ -110,6 +94,37 @@ def _recompute_line(model: nn.Module) -> str:
     return (
         f"recompute: layer{'s' if len(model.recomputed) > 1 else ''} {layers}, whose rows cross once more in backward"
     )
+
+
+def _weight_notes(trainer: Trainer) -> list[str]:
+    """What the model does with edge weights that it may not take as others do (a collective)."""
+    config, part, world = trainer.config, trainer.part, trainer.world
+    graph, weight = part.whole.graph, part.whole.graph.edge_weight
+    assert weight is not None
+    if config.model == "gat":
+        return [
+            "edge weights: not used by gat, whose attention weighs edges itself; partition-tools build "
+            "--weights-as-features lets it see them"
+        ]
+    in_weight, scale = part.degrees.in_weight.cpu().numpy()[:, 0], part.degrees.gcn_scale.cpu().numpy()[:, 0]
+    has_edges = np.diff(graph.indptr) > 0
+    found = (weight < 0, weight == 0, scale == 0, (in_weight == 0) & has_edges, in_weight < 0)
+    counts = world.gather_vector([int(np.count_nonzero(each)) for each in found]).sum(0)
+    negative, nothing, cut_off, zero, below = counts.to(torch.int64).tolist()
+    odd = {"gcn": cut_off, "sage": zero + below, "gin": 0}[config.model]
+    effect = {
+        "gcn": f"gcn leaves out the messages from and to the {cut_off:,} nodes whose in-weights, with the added "
+        f"loop, sum to 0 or less",
+        "sage": f"sage divides by the sum of a node's in-weights, which is 0 at {zero:,} nodes (their mean is 0) "
+        f"and negative at {below:,}",
+        "gin": "gin sums the rows times their weights, so those of negative ones are subtracted",
+    }[config.model]
+    if negative:
+        return [f"warning: {negative:,} edge weights are negative; {effect}"]
+    zeros = counted(nothing, "edge weight is", "edge weights are")
+    if odd:
+        return [f"warning: {zeros} 0; {effect}"]
+    return [f"edge weights: {zeros} 0, so those edges bring nothing"] if nothing else []
 
 
 def _policy_notes(trainer: Trainer) -> list[str]:

@@ -87,6 +87,17 @@ _TRAINED_ROW = {"gcn": 52, "sage": 16, "gin": 12, "gat": 36}
 """Bytes a row of a plan's matrices: offsets, and for gcn and gat the loop that is added."""
 
 
+def learnt_bytes(
+    config: TrainConfig, *, features: int, outputs: int, edge_features: int = 0, table_rows: int = 0
+) -> int:
+    """Bytes of a model's weights, their gradients and the optimiser's state, and the same of a table of features that
+    are learned: what is held however few nodes there are."""
+    widths = [features] + [config.hidden] * (config.layers - 1) + [outputs]
+    copies = 2 + (1 if config.optimizer == "sgd" else 2)
+    numbers = _weights(config, widths, edge_features) + table_rows * features
+    return copies * numbers * ITEM_BYTES[config.weight_dtype]
+
+
 def memory_by_tensor(
     config: TrainConfig,
     rank: RankRows,

@@ -14,6 +14,7 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import h5py
@@ -55,6 +56,24 @@ def dtype_names(dtypes: tuple[np.dtype[Any], ...]) -> str:
     return " or ".join(str(dtype) for dtype in dtypes)
 
 
+@contextlib.contextmanager
+def open_to_read(path: str | os.PathLike[str]) -> Iterator[h5py.File]:
+    """The file, open for reading and without locks: readers never write, and network file systems refuse locks.
+
+    HDF5 opens a file twice in one process only with the same flags of locking, so one that somebody else has open here
+    is opened with theirs; they then hold whatever lock there is.
+    """
+    with contextlib.ExitStack() as stack:
+        for locking in (False, "best-effort", True):
+            try:
+                file = stack.enter_context(h5py.File(path, "r", locking=locking))
+                break
+            except OSError as error:
+                if "flag values don't match" not in str(error) or locking is True:
+                    raise
+        yield file
+
+
 def survives(path: str) -> bool:
     """Whether HDF5 comes back, by itself, from all that a file says of its datasets; to be asked of a file for which no
     checksum vouches before it is opened.
@@ -81,7 +100,7 @@ def survives(path: str) -> bool:
 
 
 def _look(path: str) -> None:
-    with h5py.File(path, "r", locking=False) as file:
+    with open_to_read(path) as file:
         with contextlib.suppress(Exception):
             check_heaps(file)
         for node in (file, *(find_dataset(file, name) for name in file)):

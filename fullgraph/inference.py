@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import h5py
 import numpy as np
@@ -24,14 +24,17 @@ from torch import Tensor
 from fullgraph.checks import (
     OUTPUTS,
     GraphFacts,
+    Kind,
+    State,
     check_confusion,
     check_fits,
     check_kind,
     check_output,
-    check_same_classes,
     check_split,
     class_names,
+    match_classes,
     read_config,
+    state_path,
 )
 from fullgraph.config import TrainConfig
 from fullgraph.files import appears_by_rename
@@ -44,8 +47,6 @@ from fullgraph.runlog import plain, read_state, show
 from fullgraph.shards import Manifest, Shard
 from fullgraph.view import GraphPart, Pass, make_part
 from fullgraph.world import World
-
-Kind = Literal["labels", "probabilities", "embeddings"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +62,12 @@ class Trained:
     outputs: int
     classes: list[int | str] | None
     """The user's own labels of the classes, where they are not 0..C-1."""
+    columns: list[int] | None = None
+    """Of several labels a node, the outputs that are this graph's labels, where they are not all in their order."""
 
 
 def load_trained(
-    run: str | Path, folder: str | Path, world: World, *, state: str = "best", split: int | None = None
+    run: str | Path, folder: str | Path, world: World, *, state: State = "best", split: int | None = None
 ) -> Trained:
     """The model that ``run`` left, on the shards in ``folder``, which may be another graph of the same features unless
     these were learned (a collective). Labels and masks of ``split`` are read only where one is named.
@@ -74,7 +77,9 @@ def load_trained(
     run, folder = Path(run), Path(folder)
     with world.stage("run"):
         config, record = read_config(run)
-        saved = read_state(run / f"{state}.pt")
+        path = state_path(run, state)
+        saved = read_state(path)
+    matched: list[int] | None = None
     loaded = load_shard(folder, world)
     manifest, shard = loaded.manifest, loaded.shard
     with world.stage("run"):
@@ -85,14 +90,18 @@ def load_trained(
         try:
             model.load_state_dict(saved["model"])
         except RuntimeError as e:
-            raise ValueError(f"{run / state}.pt does not hold the weights of the model in config.json: {e}") from e
+            raise ValueError(f"{path} does not hold the weights of the model in config.json: {e}") from e
         model.to(world.device).eval()
         if split is not None:
             check_split(GraphFacts.of_shard(shard), split)
-            check_same_classes(run, folder, record, manifest.graph)
+            matched = match_classes(run, folder, record, manifest.graph)
     world = dataclasses.replace(world, exchange_bytes=config.exchange_bytes)
     if split is None:
         shard = dataclasses.replace(shard, y=None, task=None, num_classes=0)
+    elif matched is not None and record["task"] == "single-label":
+        assert shard.y is not None
+        y = np.array([*matched, -1])[shard.y]  # the last stands for no label
+        shard, matched = dataclasses.replace(shard, y=y, num_classes=record["outputs"]), None
     part = make_part(
         shard,
         world,
@@ -105,10 +114,10 @@ def load_trained(
     )
     if part.table is not None:
         with world.stage("run"), torch.no_grad():
-            part.table.copy_(
-                _saved_features(saved, run / f"{state}.pt", manifest, learned)[part.whole.owned_global.cpu()]
-            )
-    return Trained(config, model, part, manifest, shard, record["task"], record["outputs"], class_names(record))
+            part.table.copy_(_saved_features(saved, path, manifest, learned)[part.whole.owned_global.cpu()])
+    return Trained(
+        config, model, part, manifest, shard, record["task"], record["outputs"], class_names(record), matched
+    )
 
 
 def _saved_features(saved: dict[str, Any], path: Path, manifest: Manifest, columns: int) -> Tensor:
@@ -149,7 +158,7 @@ def predict(
     out: str | Path,
     *,
     kind: Kind = "labels",
-    state: str = "best",
+    state: State = "best",
     world: World | None = None,
 ) -> Path:
     """Predict every node of the shards in ``folder`` with the model of ``run`` and write them to ``out``.
@@ -161,6 +170,7 @@ def predict(
     """
     world, out = world or World(), Path(out)
     with world.stage("options"):
+        check_kind(kind)
         if world.rank == 0:
             check_output(out)
     trained = load_trained(run, folder, world, state=state)
@@ -314,7 +324,7 @@ def evaluate(
     *,
     split: int | None = None,
     confusion: bool = False,
-    state: str = "best",
+    state: State = "best",
     world: World | None = None,
 ) -> Evaluation:
     """Exact scores of a run's model on the shards in ``folder``; ``split`` defaults to the run's (a collective)."""
@@ -326,13 +336,14 @@ def evaluate(
     shard, config, part = trained.shard, trained.config, trained.part
     with world.stage("options"):
         target = choose_target(GraphFacts.of_shard(shard), config.task, config.metric)
-        if target.outputs != trained.outputs:
+        if target.outputs != (trained.outputs if trained.columns is None else len(trained.columns)):
             raise ValueError(
                 f"the model in {run} gives {trained.outputs} outputs, but the labels in {folder} have {target.outputs}"
             )
         check_confusion(confusion, target.task)
     y = fit_labels(part, target)
     logits = run_model(trained.model, part)
+    logits = logits if trained.columns is None else logits[:, trained.columns]
     scores = score(part, target, y, logits)
     classes = None if trained.classes is None else tuple(trained.classes)
     table = {name: _confusion(part, target, y, logits, name) for name in scores} if confusion else None
@@ -347,6 +358,11 @@ def _confusion(part: GraphPart, target: Target, y: Tensor, logits: Tensor, split
     return total.tolist()
 
 
+def _one_line(name: str) -> str:
+    """A name without characters that would break or hide a line of a table."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
 def show_evaluation(found: Evaluation, console: Console, *, as_json: bool = False) -> None:
     """Print scores and confusion tables for a person, or as one JSON object."""
     if as_json:
@@ -356,7 +372,7 @@ def show_evaluation(found: Evaluation, console: Console, *, as_json: bool = Fals
         console.print(f"{split}: " + ", ".join(f"{name} {show(name, value)}" for name, value in metrics.items()))
     for split, counts in (found.confusion or {}).items():
         console.print(f"{split}: nodes of a true class (row) by predicted class (column)")
-        names = [str(name) for name in found.classes or range(len(counts))][: len(counts)]
+        names = [_one_line(str(name)) for name in found.classes or range(len(counts))][: len(counts)]
         lines = [["", *names], *([name, *map(str, row)] for name, row in zip(names, counts, strict=True))]
         width = max(len(cell) for line in lines for cell in line) + 2
         for line in lines:

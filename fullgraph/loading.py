@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fullgraph.checks import GraphFacts, check_split
 from fullgraph.host import available_memory
 from fullgraph.merge import choose_ranks, join
 from fullgraph.shards import Manifest, Shard, check_file, read_manifest, read_shard
@@ -153,6 +154,15 @@ def load(
     them, drawn by ``seed``: for its optimiser, but not for the sum over ranks.
     """
     world = world or World()
-    return make_part(
-        load_shard(Path(folder), world).shard, world, split=split, dtype=dtype, num_layers=num_layers, seed=seed
-    )
+    shard = load_shard(Path(folder), world).shard
+    with world.stage("options"):
+        facts = GraphFacts.of_shard(shard)
+        if split or facts.num_splits:
+            check_split(facts, split)
+        if dtype not in (torch.float32, torch.float64, torch.bfloat16):
+            raise ValueError(f"dtype is {dtype}; expected torch.float32, torch.float64 or torch.bfloat16")
+        if not (num_layers is None or (isinstance(num_layers, int) and num_layers >= 1)):
+            raise ValueError(f"num_layers is {num_layers!r}; expected a whole number of at least 1, or None")
+        if not (isinstance(seed, int) and 0 <= seed < 2**63):
+            raise ValueError(f"seed is {seed!r}; expected a whole number from 0 to 2^63 - 1")
+    return make_part(shard, world, split=split, dtype=dtype, num_layers=num_layers, seed=seed)

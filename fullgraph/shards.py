@@ -81,6 +81,7 @@ from fullgraph.hdf5 import (
     check_heaps,
     dtype_names,
     find_dataset,
+    open_to_read,
     read_attribute,
     read_dataset,
     read_strings,
@@ -566,7 +567,7 @@ def stored_features(folder: str | Path, part: int, *, manifest: Manifest) -> tup
     path = Path(folder) / entry.path
     names = ("features/x", "features/data", "features/indices", "features/indptr")
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with open_to_read(path) as file:
             found = {name: find_dataset(file, name) for name in names}
             there = {name: dataset for name, dataset in found.items() if dataset is not None}
             size = sum(int(dataset.size) * int(dataset.dtype.itemsize) for dataset in there.values())
@@ -606,8 +607,7 @@ def _other_build(path: Path, build_id: str) -> str | None:
 
 def _read(path: Path, features: bool) -> Shard:
     try:
-        # Locking off: readers never write, and network file systems refuse locks.
-        with h5py.File(path, "r", locking=False) as file:
+        with open_to_read(path) as file:
             check_heaps(file)
             values = _read_attributes(file)
             for field, (dataset, dtypes, dimensions) in _DATASETS.items():

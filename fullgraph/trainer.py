@@ -36,8 +36,9 @@ from fullgraph.cost import (
 )
 from fullgraph.exchange import column_blocks
 from fullgraph.finite import FEATURES, first_gradient_not_finite, first_not_finite
-from fullgraph.footprint import recomputed_layers
+from fullgraph.footprint import learnt_bytes, recomputed_layers
 from fullgraph.gather import gather_in_order
+from fullgraph.host import available_memory
 from fullgraph.induced import induced_shard
 from fullgraph.kernels import SparseRows
 from fullgraph.metrics import (
@@ -346,6 +347,8 @@ def make_trainer(
         check_training(facts, config)
         target = choose_target(facts, config.task, config.metric, config.class_weights == "balanced")
         edge_dim = edge_features_used(config, shard)
+        if model is None and config.memory_check:
+            _check_room(config, shard, target.outputs, edge_dim)
         net = build_model(config, shard.num_features, target.outputs, model, edge_dim=edge_dim).to(world.device)
     with world.stage("kernels"):
         check_kernels(world.device, getattr(torch, config.dtype))
@@ -383,6 +386,20 @@ def make_trainer(
     trainer = Trainer(config, part, target, net, whole)
     _check_policy(trainer)
     return trainer
+
+
+def _check_room(config: TrainConfig, shard: Shard, outputs: int, edge_dim: int) -> None:
+    """Raise ``ValueError`` where what is learnt cannot be in memory, before any of it is there."""
+    rows, features = shard.num_owned if shard.learned_features else 0, shard.num_features
+    need = learnt_bytes(config, features=features, outputs=outputs, edge_features=edge_dim, table_rows=rows)
+    room = available_memory()
+    if need > room:
+        raise ValueError(
+            f"a {config.model} of {features:,} features, {outputs:,} outputs and --hidden {config.hidden} takes "
+            f"{need / 2**30:,.1f} GiB a rank for its weights{' and its table' if rows else ''}, gradients and "
+            f"optimiser state, and {room / 2**30:,.1f} GiB are available; take fewer features or a smaller --hidden, "
+            f"or start anyway with --no-memory-check"
+        )
 
 
 def _check_policy(trainer: Trainer) -> None:

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fullgraph.checks import check_range
 from fullgraph.config import PlanKind
 from fullgraph.convolve import ALONE, Surroundings, graph_linear, pair_linear
 from fullgraph.cost import Layer0, Tag
@@ -603,6 +604,7 @@ def make_part(
                 f"random:K or learned:K"
             )
         _check_labelled(shard, split)
+        check_range(shard, str(dtype).removeprefix("torch."))
         n = shard.num_owned
         train = shard.train[split] if shard.train.shape[0] else np.zeros(n, np.bool_)
     graph = local_graph(shard)

@@ -18,6 +18,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from fullgraph.records import check_names
 from fullgraph.wording import counted
 from partition_tools import kahypar, metis, streaming
 from partition_tools.adjacency import graph_rows_between, rows_sent, symmetric_adjacency
@@ -162,6 +163,9 @@ def assign(graph: Graph, options: AssignOptions) -> Assignment:
 
 def partition(graph: Graph, parts: int, method: str = "metis", **options: Any) -> Assignment:
     """`assign` with the fields of `AssignOptions` as keywords."""
+    check_names("partition", options, AssignOptions)
+    if not isinstance(graph, Graph):
+        raise TypeError(f"partition: graph is {graph!r}; expected a Graph, as load gives it")
     return assign(graph, AssignOptions(parts=parts, method=method, **options))
 
 

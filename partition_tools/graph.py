@@ -87,7 +87,7 @@ class Graph:
         n, e = self.num_nodes, self.src.shape[0]
         if n < 1:
             raise ValueError(f"{self.name}: the graph has {n} nodes; at least 1 is needed")
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = machine_memory()
         if 16 * n > memory:  # one offset and one part a node are the least that anything needs
             raise ValueError(
                 f"{self.name}: num_nodes is {n}, for which this machine's {memory / 2**30:.0f} GiB of memory do not "
@@ -195,6 +195,11 @@ class Graph:
         if self.task == "multi-label":
             return np.ones(self.num_nodes, np.bool_)
         return np.asarray(~np.isnan(self.y.reshape(self.num_nodes, -1)).any(axis=1))
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this machine has, whoever uses them."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def release(array: Array | None) -> None:

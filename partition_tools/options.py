@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullgraph.cost import Machine
+from fullgraph.records import check_types
 from partition_tools import metis
 from partition_tools.loads import even_shares
 
@@ -104,12 +105,11 @@ class AssignOptions:
         one = (self.balance,) if isinstance(self.balance, str) else tuple(self.balance)
         object.__setattr__(self, "balance", one)  # as JSON or a single word has it
         object.__setattr__(self, "capacities", tuple(self.capacities))
+        check_types(self)
         if self.method not in _METHODS and not self._names_a_file:
             _check_supernode(self.method)
         for name in ("parts", "seed", "tries", "passes", "layers", "hidden"):
             value = getattr(self, name)
-            if not isinstance(value, int):
-                raise ValueError(f"--{name} {value!r}: expected an int")
             if value < 1 and name != "seed":
                 raise ValueError(f"--{name} {value}: expected at least 1")
         if not 1 <= self.seed <= metis.MAX_SEED - self.tries + 1:

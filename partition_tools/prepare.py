@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from fullgraph.host import available_memory
 from fullgraph.wording import counted
-from partition_tools.graph import Array, Graph, Splits, entry_keys, release
+from partition_tools.graph import Array, Graph, Splits, entry_keys, machine_memory, release
 from partition_tools.mapped import Growing, blocks
 from partition_tools.stored import Features, StoredRows, row_blocks
 
@@ -245,7 +244,7 @@ def make_features(graph: Graph, kind: str, columns: int, seed: int) -> Graph:
     that training learns.
     """
     n = graph.num_nodes
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = machine_memory()
     if kind == "random" and 4 * n * columns > memory:
         raise ValueError(
             f"--features random:{columns}: {columns:,} float32 columns of {counted(n, 'node')} are "
@@ -303,6 +302,20 @@ def make_undirected(graph: Graph) -> Graph:
             f"entries became {graph.num_edges + alone.size:,}",
         ),
     )
+
+
+def weights_as_features(graph: Graph) -> Graph:
+    """The graph with its edge weights, which stay, as one more column of edge features. Raises ``ValueError`` for a
+    graph without weights."""
+    if graph.edge_weight is None:
+        raise ValueError(
+            f"{graph.where('edges')}: --weights-as-features: the graph has no edge weights (--weights takes those of a "
+            f"matrix or an edge list)"
+        )
+    column = graph.edge_weight[:, None]
+    edge_x = column if graph.edge_x is None else np.concatenate([graph.edge_x, column], axis=1)
+    said = f"edge weights were added as column {edge_x.shape[1] - 1} of the edge features, {edge_x.dtype}"
+    return replace(graph, edge_x=edge_x, changes=(*graph.changes, said))
 
 
 def parse_fractions(text: str) -> tuple[float, float, float]:

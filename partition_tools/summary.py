@@ -80,6 +80,8 @@ class Summary:
     feature_dtype: str | None
     feature_density: float | None
     """Share of features that are not 0."""
+    onehot: bool
+    """The features are the N unit vectors: a column for each node of this very graph."""
     learned_features: int
     """Columns of a table that training learns in place of features; 0 for none."""
     num_edge_features: int
@@ -132,6 +134,7 @@ def summarise(graph: Graph) -> Summary:
         num_features=0 if x is None else int(x.shape[1]),
         feature_dtype=None if x is None else str(x.dtype),
         feature_density=None if x is None else _density(x),
+        onehot=_is_onehot(x),
         learned_features=graph.learned_features,
         num_edge_features=0 if graph.edge_x is None else int(graph.edge_x.shape[1]),
         edge_feature_dtype=None if graph.edge_x is None else str(graph.edge_x.dtype),
@@ -152,6 +155,13 @@ def _density(x: Features) -> float:
     else:
         nonzero = int(np.count_nonzero(x.data if isinstance(x, sp.csr_array) else x))
     return nonzero / max(1, int(x.shape[0]) * int(x.shape[1]))
+
+
+def _is_onehot(x: Features | None) -> bool:
+    if not isinstance(x, sp.csr_array) or not x.shape[0] == x.shape[1] == x.nnz or x.nnz < 2:
+        return False
+    nodes = np.arange(x.nnz)
+    return bool((x.data == 1).all() and np.array_equal(x.indices, nodes) and np.array_equal(x.indptr[:-1], nodes))
 
 
 def _weights(graph: Graph, in_degree: NDArray[np.int64]) -> WeightCount | None:

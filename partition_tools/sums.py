@@ -46,7 +46,7 @@ def block_sums(ids: NDArray[np.int64], rows: Array | sp.csr_array, count: int) -
     Sums over disjoint sets of ids add up, by `add`.
     """
     total = np.zeros(num_blocks(count), np.uint64)
-    step, factors = _step_and_factors(rows.shape[1:])
+    step, factors = _step_and_factors(rows)
     for start in range(0, ids.shape[0], step):
         some = ids[start : start + step]
         hashed = _mix(_row_hash(rows[start : start + step], factors) + _mix(some.astype(np.uint64)))
@@ -63,7 +63,7 @@ class SumOfRows:
         self._done = 0
 
     def add(self, rows: Array | sp.csr_array) -> SumOfRows:
-        step, factors = _step_and_factors(rows.shape[1:])
+        step, factors = _step_and_factors(rows)
         for start in range(0, rows.shape[0], step):
             some = rows[start : start + step]
             first, last = self._done, self._done + int(some.shape[0])
@@ -79,25 +79,32 @@ class SumOfRows:
         return self._total & _KEEP
 
 
-def _step_and_factors(shape: tuple[int, ...]) -> tuple[int, Hash]:
-    """Rows to hash at a time, and the factors of their columns."""
-    width = max(1, int(np.prod(shape)))
-    return max(1, _CHUNK_BYTES // (8 * width)), _mix(np.arange(1, width + 1, dtype=np.uint64)) | np.uint64(1)
+def _step_and_factors(rows: Array | sp.csr_array) -> tuple[int, Hash | None]:
+    """Rows to hash at a time, and the factors of their columns; None for sparse rows, of few columns among many."""
+    if isinstance(rows, sp.csr_array):
+        return max(1, _CHUNK_BYTES * rows.shape[0] // (8 * max(1, rows.nnz))), None
+    width = max(1, int(np.prod(rows.shape[1:])))
+    return max(1, _CHUNK_BYTES // (8 * width)), _factors(np.arange(width))
+
+
+def _factors(columns: Array) -> Hash:
+    return _mix(columns.astype(np.uint64) + np.uint64(1)) | np.uint64(1)
 
 
 def add(left: Hash, right: Hash) -> Hash:
     return (left + right) & _KEEP
 
 
-def _row_hash(rows: Array | sp.csr_array, factors: Hash) -> Hash:
+def _row_hash(rows: Array | sp.csr_array, factors: Hash | None) -> Hash:
     if isinstance(rows, sp.csr_array):
         ends = np.zeros(rows.nnz + 1, np.uint64)
-        np.cumsum(bits(rows.data).astype(np.uint64) * factors[rows.indices], out=ends[1:])
+        np.cumsum(bits(rows.data).astype(np.uint64) * _factors(rows.indices), out=ends[1:])
         return ends[rows.indptr[1:]] - ends[rows.indptr[:-1]]
+    assert factors is not None
     if rows.dtype.kind in "UO":
         text = np.ascontiguousarray(rows, dtype=np.str_)
         words = text.view(np.uint32).reshape(text.shape[0], -1)
-        factors = _mix(np.arange(1, words.shape[1] + 1, dtype=np.uint64)) | np.uint64(1)
+        factors = _factors(np.arange(words.shape[1]))
     else:
         words = bits(rows).reshape(rows.shape[0], -1)
     if words.shape[1] == 1:

@@ -53,7 +53,7 @@ def said(assignment: Assignment) -> str:
     [
         ({"parts": 0}, "--parts 0: expected at least 1"),
         ({"parts": -3}, "--parts -3"),
-        ({"parts": 2.0}, "--parts 2.0: expected an int"),
+        ({"parts": 2.0}, "--parts is 2.0; expected a whole number"),
         ({"method": "mitis"}, "--method mitis: expected metis, best, fennel, random, contiguous, bfs, supernode:C"),
         ({"method": "file:"}, "--method file:"),
         ({"seed": 0}, "--seed 0: expected 1 to 2147483647"),

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullgraph import hdf5
+from fullgraph.shards import read_manifest, read_shard
 from partition_tools.builder import build
 from partition_tools.graph import Graph
 from partition_tools.sources import load, save_h5, save_npz
@@ -195,3 +196,16 @@ def test_what_a_file_lacks_is_left_for_its_reader_to_tell(tmp_path: Path) -> Non
     assert hdf5.survives(str(tmp_path / "g.h5"))
     with pytest.raises(ValueError, match="HDF5 cannot read it"):
         load(tmp_path / "g.h5")
+
+
+@pytest.mark.parametrize("locking", [None, True, False, "best-effort"])
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_file_that_is_open_in_this_process_is_read(tmp_path: Path, mode: str, locking: Any) -> None:
+    graph = two_triangles()
+    save_h5(tmp_path / "g.h5", graph)
+    build(graph, assignment([0, 0, 0, 1, 1, 1], 2), tmp_path / "s")
+    shard = tmp_path / "s" / read_manifest(tmp_path / "s").files[0].path
+    options = {} if locking is None else {"locking": locking}
+    with h5py.File(tmp_path / "g.h5", mode, **options), h5py.File(shard, mode, **options):
+        assert load(tmp_path / "g.h5").num_edges == 14
+        assert read_shard(tmp_path / "s", 0, verify=False).num_owned == 3

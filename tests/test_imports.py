@@ -16,6 +16,7 @@ FULLGRAPH, PARTITION_TOOLS = ROOT / "fullgraph", ROOT / "partition_tools"
 # A module of fullgraph imports only modules named before it.
 NUMPY_LAYERS = (
     "wording",
+    "records",
     "host",
     "files",
     "hdf5",

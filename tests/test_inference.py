@@ -17,8 +17,9 @@ import torch
 from rich.console import Console
 from sklearn.metrics import confusion_matrix
 
+import fullgraph
 from fullgraph.config import TrainConfig
-from fullgraph.inference import evaluate, load_trained, predict, show_evaluation
+from fullgraph.inference import Evaluation, evaluate, load_trained, predict, show_evaluation
 from fullgraph.loop import train
 from fullgraph.shards import read_manifest
 from fullgraph.world import RankError, World
@@ -189,8 +190,28 @@ def test_a_split_that_does_not_exist_is_refused(folder: Path) -> None:
 def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A graph whose labels are names, one whose labels count from 1, one of several named labels; and runs."""
     out = tmp_path_factory.mktemp("pets")
+    base = pets_graph()
+    graphs = {
+        "names": dataclasses.replace(base, class_names=np.array(["ape", "bee", "zebra finch"])),
+        "others": dataclasses.replace(base, class_names=np.array(["ape", "bee", "cat"])),
+        "numbers": dataclasses.replace(base, class_names=np.array([1, 2, 3])),
+        "several": load_several(),
+    }
+    for name, graph in graphs.items():
+        build(graph, partition(graph, 1), out / name)
+        if name != "others":
+            train(out / name, TrainConfig(epochs=2, hidden=4, layers=1), run=out / f"run-{name}")
+    return out
+
+
+def load_several() -> Graph:
+    y = np.random.default_rng(1).integers(0, 2, (20, 2)).astype(np.uint8)
+    return dataclasses.replace(pets_graph(), y=y, class_names=np.array(["red", "blue"]))
+
+
+def pets_graph() -> Graph:
     rng = np.random.default_rng(0)
-    base = Graph(
+    return Graph(
         name="pets",
         num_nodes=20,
         src=rng.integers(0, 20, 60),
@@ -199,19 +220,6 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         y=np.arange(20) % 3,
         splits=Splits(train=np.ones((1, 20), bool), val=np.ones((1, 20), bool), test=np.zeros((1, 20), bool)),
     )
-    graphs = {
-        "names": dataclasses.replace(base, class_names=np.array(["ape", "bee", "zebra finch"])),
-        "others": dataclasses.replace(base, class_names=np.array(["ape", "bee", "cat"])),
-        "numbers": dataclasses.replace(base, class_names=np.array([1, 2, 3])),
-        "several": dataclasses.replace(
-            base, y=rng.integers(0, 2, (20, 2)).astype(np.uint8), class_names=np.array(["red", "blue"])
-        ),
-    }
-    for name, graph in graphs.items():
-        build(graph, partition(graph, 1), out / name)
-        if name != "others":
-            train(out / name, TrainConfig(epochs=2, hidden=4, layers=1), run=out / f"run-{name}")
-    return out
 
 
 def test_predictions_are_called_as_the_labels_are(pets: Path) -> None:
@@ -253,9 +261,88 @@ def test_confusion_is_shown_by_name(pets: Path) -> None:
 
 
 def test_classes_of_other_names_are_not_compared(pets: Path) -> None:
-    with pytest.raises(RankError, match=r"are ape, bee, zebra finch, but those of .* are ape, bee, cat"):
+    with pytest.raises(RankError, match=r"1 class of .*others \(cat\) is none of .*which knows ape, bee, zebra finch"):
         evaluate(pets / "others", pets / "run-names")
     predict(pets / "others", pets / "run-names", pets / "r.npy")  # its labels play no part
+
+
+def test_a_graph_with_some_of_the_classes_is_scored_by_their_names(pets: Path, tmp_path: Path) -> None:
+    """The same nodes, of which those of the middle class have no label, under numbers of other classes."""
+    whole = evaluate(pets / "names", pets / "run-names", confusion=True)
+    graph = pets_graph()
+    assert graph.y is not None
+    y = np.array([1, -1, 0])[graph.y]
+    masks = np.ones((1, 20), bool) & (y >= 0)
+    fewer = dataclasses.replace(
+        graph,
+        y=y,
+        class_names=np.array(["zebra finch", "ape"]),
+        splits=Splits(train=masks, val=masks, test=~np.ones((1, 20), bool)),
+    )
+    build(fewer, partition(fewer, 1), tmp_path / "fewer")
+    found = evaluate(tmp_path / "fewer", pets / "run-names", confusion=True)
+    assert whole.confusion is not None
+    assert found.confusion is not None
+    expected = whole.confusion["val"]
+    assert found.confusion["val"] == [expected[0], [0, 0, 0], expected[2]]
+    numbers = dataclasses.replace(fewer, y=np.array([1, -1, 3])[graph.y], class_names=None)  # classes by number
+    build(numbers, partition(numbers, 1), tmp_path / "numbers")
+    found = evaluate(tmp_path / "numbers", pets / "run-numbers", confusion=True)
+    assert found.confusion is not None
+    assert np.array(found.confusion["val"]).sum(1).tolist() == [7, 0, 6]
+
+
+def test_columns_of_labels_are_matched_by_their_names(pets: Path, tmp_path: Path) -> None:
+    graph = load_several()
+    assert graph.y is not None
+    turned = dataclasses.replace(graph, y=graph.y[:, ::-1].copy(), class_names=np.array(["blue", "red"]))
+    build(turned, partition(turned, 1), tmp_path / "turned")
+    left, right = (evaluate(folder, pets / "run-several") for folder in (pets / "several", tmp_path / "turned"))
+    assert left.scores["val"]["micro_f1"] == pytest.approx(right.scores["val"]["micro_f1"])
+    with pytest.raises(RankError, match=r"predicts multi-label classes, but the labels of .* are single-label"):
+        evaluate(pets / "names", pets / "run-several")
+
+
+def test_a_name_of_two_lines_keeps_the_table(pets: Path) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    table = {"val": [[1, 2], [3, 4]]}
+    show_evaluation(Evaluation(scores={}, confusion=table, classes=("two\nlines", "b")), console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 4
+    assert "two\\nlines" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f: predict(f / "names", f / "run-names", f / "x.npy", kind="zzz"), "kind is 'zzz'; expected labels, "),
+        (lambda f: predict(f / "names", f / "run-names", f / "x.npy", state="zzz"), "state is 'zzz'; expected best or"),
+        (
+            lambda f: evaluate(f / "names", f / "run-names", state="../best"),
+            "state is '../best'; expected best or last",
+        ),
+        (lambda f: evaluate(f / "names", f / "run-names", split="0"), "--split '0': expected a whole number"),
+        (lambda f: fullgraph.load(f / "names", split=7), "--split 7: graph pets has 1 split; expected 0"),
+        (lambda f: fullgraph.load(f / "names", dtype=torch.int32), "dtype is torch.int32; expected torch.float32, "),
+        (lambda f: fullgraph.load(f / "names", num_layers=0), "num_layers is 0; expected a whole number of at least 1"),
+        (lambda f: fullgraph.load(f / "names", seed=-1), "seed is -1; expected a whole number from 0"),
+    ],
+)
+def test_arguments_from_python_are_checked_as_flags_are(pets: Path, call: Any, message: str) -> None:
+    with pytest.raises(RankError, match=re.escape(message)):
+        call(pets)
+    assert not (pets / "x.npy").exists()
+
+
+def test_one_hot_features_are_those_of_one_graph(tmp_path: Path) -> None:
+    spec = "demo:communities?nodes=40&classes=3&degree=6"
+    graph, other = load(spec, features="onehot"), load(f"{spec}&seed=9", features="onehot")
+    for name, each, parts in (("one", graph, 1), ("two", graph, 2), ("other", other, 1)):
+        build(each, partition(each, parts, "random"), tmp_path / name)
+    train(tmp_path / "one", dataclasses.replace(CONFIG, epochs=1), run=tmp_path / "run")
+    predict(tmp_path / "one", tmp_path / "run", tmp_path / "p.npy")
+    with pytest.raises(RankError, match=r"are one-hot, a column for each node of the graph it was trained on"):
+        predict(tmp_path / "other", tmp_path / "run", tmp_path / "q.npy")
 
 
 def test_ids_of_earlier_predictions_do_not_stay(pets: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 import tyro
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ from fullgraph.view import LayerView, Pass, make_part
 from fullgraph.world import RankError, World
 from partition_tools.builder import build
 from partition_tools.graph import Graph, Splits
+from partition_tools.sources import load, save_npz
 from partition_tools.summary import render, summarise
 from partition_tools.verify import verify
 from tests.builds import assignment, two_triangles
@@ -650,11 +652,65 @@ def test_negative_weights_are_said_where_a_layer_divides_by_their_sum(ranks: Ran
             "warning: 3 edge weights are negative; sage divides by the sum of a node's in-weights, which is 0 at 2 "
             "nodes (their mean is 0) and negative at 2"
         ],
-        "gin": [],
-        "gat": [],
+        "gin": [
+            "warning: 3 edge weights are negative; gin sums the rows times their weights, so those of negative ones "
+            "are subtracted"
+        ],
+        "gat": [
+            unused := "edge weights: not used by gat, whose attention weighs edges itself; partition-tools build "
+            "--weights-as-features lets it see them"
+        ],
     }
     positive = build_in(tmp_path / "plain", CASES["loops"].graph, 2)
-    assert not any(ranks.run(2, warnings_of, positive, tmp_path / "other")[0].values())
+    found = ranks.run(2, warnings_of, positive, tmp_path / "other")[0]
+    assert found == {"gcn": [], "sage": [], "gin": [], "gat": [unused]}
+
+
+def test_weights_of_zero_are_said(tmp_path: Path) -> None:
+    graph = random_graph("plain", weighted=True)
+    assert graph.edge_weight is not None
+    weight = graph.edge_weight.copy()
+    weight[:3] = 0
+    weight[graph.dst == 5] = 0
+    zeros, alone = int((weight == 0).sum()), int((graph.dst == 5).any())
+    folder = build_in(tmp_path / "zero", dataclasses.replace(graph, edge_weight=weight), 1)
+    found = warnings_of(World(), folder, tmp_path)
+    nothing = [f"edge weights: {zeros} edge weights are 0, so those edges bring nothing"]
+    assert alone == 1
+    assert found["gcn"] == found["gin"] == nothing
+    assert found["sage"][0].startswith(f"warning: {zeros} edge weights are 0; sage divides by the sum")
+
+
+def test_attention_sees_weights_that_are_features(tmp_path: Path) -> None:
+    graph = dataclasses.replace(odd_weights(), edge_x=None)
+    save_npz(tmp_path / "g.npz", graph)
+    seen = load(tmp_path / "g.npz", weights_as_features=True)
+    assert seen.edge_x is not None
+    np.testing.assert_array_equal(seen.edge_x[:, 0], graph.edge_weight)
+    assert "edge weights were added as column 0 of the edge features" in seen.changes[-1]
+    folder = build_in(tmp_path / "s", seen, 1)
+    losses = {
+        use: train(folder, options(model="gat", epochs=3, edge_features=use), run=tmp_path / f"run-{use}").losses
+        for use in (True, False)
+    }
+    assert losses[True] != losses[False]
+    with pytest.raises(ValueError, match="--weights-as-features: the graph has no edge weights"):
+        load("demo:communities?nodes=160", weights_as_features=True)
+
+
+@pytest.mark.parametrize("fields", [{"x": 1e39}, {"edge_weight": 1e300}, {"edge_x": -1e200}, {"weights sum": 3e38}])
+def test_numbers_beyond_float32_ask_for_float64(tmp_path: Path, fields: dict[str, float]) -> None:
+    graph = random_graph("large", nodes=20, edges=60, weighted=True)
+    graph = dataclasses.replace(graph, edge_x=np.ones((60, 2), np.float32))
+    ((field, value),) = fields.items()
+    field, everywhere = ("edge_weight", True) if field == "weights sum" else (field, False)
+    values = np.asarray(getattr(graph, field), np.float64).copy()
+    values[() if everywhere else 3] = value
+    folder = build_in(tmp_path / "s", dataclasses.replace(graph, **{field: values}), 1)
+    model = "gat" if field == "edge_x" else "gcn"
+    with pytest.raises(RankError, match=r"float32 ends at 3.4e\+38: --dtype float64 holds them"):
+        train(folder, options(model=model, epochs=1, dtype="float32"), run=tmp_path / "run")
+    train(folder, options(model=model, epochs=0), run=tmp_path / "run64")
 
 
 # ---------------------------------------------------------------------------------------------- what a run says of it
@@ -698,3 +754,15 @@ def test_the_last_lines_say_whose_weights_are_kept(tmp_path: Path, epochs: int, 
     train(build_in(tmp_path / "s", graph, 1), options(epochs=epochs), run=tmp_path / "run", console=console)
     assert isinstance(console.file, io.StringIO)
     assert line in console.file.getvalue()
+
+
+def test_weights_that_no_memory_holds_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    graph = random_graph("wide", nodes=20, edges=40)
+    wide = sp.csr_array((np.ones(20, np.float32), np.arange(20), np.arange(21)), shape=(20, 10**9))
+    folder = build_in(tmp_path / "s", dataclasses.replace(graph, x=wide), 1)
+    with pytest.raises(RankError, match=r"a gcn of 1,000,000,000 features, 4 outputs and --hidden 8 takes 23.* GiB"):
+        train(folder, options(model="gcn"), run=tmp_path / "run")
+    learned = dataclasses.replace(graph, x=None, learned_features=10**9)
+    folder = build_in(tmp_path / "learned", learned, 1)
+    with pytest.raises(RankError, match=r"for its weights and its table, gradients and optimiser state"):
+        train(folder, options(model="gcn"), run=tmp_path / "run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import partition_tools
+from fullgraph.config import TrainConfig
 from partition_tools import partition, prepare
 from partition_tools.graph import Graph
+from partition_tools.options import AssignOptions
 from partition_tools.sources import LoadOptions, load, save_npz
 from tests.data import SHARED, needs_data
 
@@ -437,3 +440,52 @@ def test_errors_name_the_file_and_the_users_ids(tmp_path: Path) -> None:
         load(tmp_path / "w.csv", weights=True)
     with pytest.raises(ValueError, match=r"g\.csv: y: --random-split splits labelled nodes"):
         prepare.random_split(load(tmp_path / "g.csv"), (0.6, 0.2, 0.2), 1)
+
+
+def test_a_keyword_that_is_no_option_is_named() -> None:
+    with pytest.raises(TypeError, match=r"load\(\) has no option undirectd; did you mean undirected\?"):
+        load("demo:communities?nodes=160", undirectd=True)
+    graph = load("demo:communities?nodes=160")
+    with pytest.raises(TypeError, match=r"partition\(\) has no option sed; did you mean seed\?"):
+        partition(graph, 2, sed=3)
+    with pytest.raises(TypeError, match=r"graph is 'g.npz'; expected a Graph"):
+        partition("g.npz", 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LoadOptions(undirected="yes"), "--undirected is 'yes'; expected True or False"),  # type: ignore[arg-type]
+        (lambda: LoadOptions(num_nodes="5"), "--num-nodes is '5'; expected a whole number or None"),  # type: ignore[arg-type]
+        (lambda: LoadOptions(labels=3), "--labels is 3; expected text or None"),  # type: ignore[arg-type]
+        (lambda: AssignOptions(parts=2, imbalance="x"), "--imbalance is 'x'; expected a number"),  # type: ignore[arg-type]
+        (lambda: TrainConfig(layers=2.5), "--layers is 2.5; expected a whole number"),  # type: ignore[arg-type]
+        (lambda: TrainConfig(prune=1), "--prune is 1; expected True or False"),  # type: ignore[arg-type]
+    ],
+)
+def test_options_from_python_have_their_types(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+def test_numbers_of_numpy_and_paths_are_taken() -> None:
+    options = LoadOptions(num_nodes=np.int32(5), features=Path("f.npy"), undirected=np.True_)  # type: ignore[arg-type]
+    assert (options.num_nodes, options.features, options.undirected) == (5, "f.npy", True)
+    assert type(options.num_nodes) is int
+    assert TrainConfig(lr=np.float32(0.5), layers=np.int64(3)).as_dict()["layers"] == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("base", [0, 1])
+def test_a_number_of_nodes_beyond_memory_is_refused(tmp_path: Path, base: Any) -> None:
+    (tmp_path / "g.csv").write_text("1,2\n2,3\n")
+    np.savez(tmp_path / "g.npz", edge_index=np.array([[1, 2], [2, 3]]), num_nodes=np.int64(10**13))
+    for name, options in (("g.csv", {"num_nodes": 10**13}), ("g.npz", {})):
+        with pytest.raises(ValueError, match=r"10,000,000,000,000 nodes.*memory do not suffice"):
+            load(tmp_path / name, index_base=base, **options)
+
+
+def test_a_mesh_in_place_of_a_graph_is_told(tmp_path: Path) -> None:
+    for text in ("2 4\n1 2 3\n2 3 4\n", "4 6\n1 2 3\n2 3 4\n1 3 4\n1 2 4\n"):
+        (tmp_path / "m.graph").write_text(text)
+        with pytest.raises(ValueError, match=r"every line has 3 numbers: a METIS mesh"):
+            load(tmp_path / "m.graph")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from partition_tools import build, partition
 from partition_tools.graph import Graph
 from partition_tools.prepare import check
 from partition_tools.sources import LoadOptions, load
+from partition_tools.verify import verify
 
 NAMED = "ann,bob\nbob,cid\ncid,ann\n"
 ROWS = "0,1\n1,2\n2,0\n"
@@ -386,3 +389,90 @@ def test_names_of_classes_and_of_label_columns_are_kept(tmp_path: Path) -> None:
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--labels .*: is a folder; expected a file"):
         joined(tmp_path, ROWS, labels=str(tmp_path))
+
+
+# ------------------------------------------------------------------------------------------ sizes, indexes, duplicates
+
+
+@pytest.mark.parametrize("form", ["csr", "coo"])
+@pytest.mark.parametrize(("shape", "what"), [((3, 10**10), "columns"), ((10**13, 3), "rows")])
+def test_sizes_that_a_sparse_file_invents_are_refused_by_name(
+    tmp_path: Path, form: str, shape: tuple[int, int], what: str
+) -> None:
+    if form == "csr" and what == "rows":
+        return  # its offsets are there, a number a row
+    matrix = sp.coo_array((np.ones(2, np.float32), (np.array([0, 1]), np.array([0, 2]))), shape=shape)
+    path = tmp_path / "x.npz"
+    sp.save_npz(path, matrix.tocsr() if form == "csr" else matrix)
+    with pytest.raises(ValueError, match=rf"x.npz: its shape declares {max(shape):,} {what}, .*; expected at most "):
+        joined(tmp_path, "0,1\n1,2\n", features=str(path))
+
+
+def test_wide_sparse_features_are_built(tmp_path: Path) -> None:
+    """A width of which nothing is allocated."""
+    matrix = sp.csr_array((np.ones(3, np.float32), np.array([0, 5, 10**9 - 1]), np.arange(4)), shape=(3, 10**9))
+    sp.save_npz(tmp_path / "x.npz", matrix)
+    graph = joined(tmp_path, "0,1\n1,2\n", features=str(tmp_path / "x.npz"))
+    manifest = build(graph, partition(graph, 2, "contiguous"), tmp_path / "s")
+    assert manifest.graph["num_features"] == 10**9
+    assert verify(tmp_path / "s", deep=True) == []
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(np.uint8, 200), (np.float32, 1.5), (np.int64, 7)])
+def test_values_of_one_place_are_summed_and_said(tmp_path: Path, dtype: type, value: float) -> None:
+    data = np.full(4, value, dtype)
+    place = (np.array([0, 0, 1, 2]), np.array([1, 1, 2, 0]))
+    sp.save_npz(tmp_path / "x.npz", sp.coo_array((data, place), shape=(3, 3)))
+    graph = joined(tmp_path, "0,1\n1,2\n", features=str(tmp_path / "x.npz"))
+    assert "1 value that was stored again for one place went into a sum" in said(graph)
+    assert isinstance(graph.x, sp.csr_array)
+    assert graph.x.toarray()[0, 1] == 2 * value
+
+
+def test_numbers_beyond_float32_stay_float64(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graph = joined(tmp_path, "0,1\n", features=("f.csv", "a,b\n1e39,1\n2,3\n"))
+    assert isinstance(graph.x, np.ndarray)
+    assert graph.x.dtype == np.float64
+    assert graph.x[0, 0] == 1e39
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "shape", "by"),
+    [
+        (",a,b", ["0,1.5,2", "1,3,4", "2,5,6"], (3, 2), "left out: it counts the rows"),
+        (",0,1", ["0,1.5,2", "1,3,4", "2,5,6"], (3, 2), "left out: it counts the rows"),
+        (",a", ["2,1.5", "0,3", "1,5"], (3, 1), "taken as ids"),
+    ],
+)
+def test_an_index_of_pandas_is_no_feature(
+    tmp_path: Path, header: str, rows: list[str], shape: tuple[int, int], by: str
+) -> None:
+    graph = joined(tmp_path, "0,1\n1,2\n", features=("f.csv", "\n".join([header, *rows, ""])))
+    assert isinstance(graph.x, np.ndarray)
+    assert graph.x.shape == shape
+    assert f"the first column has no name, as pandas writes an index, and was {by}" in said(graph)
+    assert by_id(graph, "x")[0][0] == (3 if by == "taken as ids" else 1.5)
+
+
+def test_an_index_of_pandas_is_no_label_and_no_end_of_an_edge(tmp_path: Path) -> None:
+    graph = joined(tmp_path, "0,1\n1,2\n", labels=("y.csv", ",label\n0,1\n1,0\n2,1\n"))
+    assert graph.y is not None
+    assert graph.y.tolist() == [1, 0, 1]
+    graph = load(put(tmp_path, "e.csv", ",a,b\n0,7,8\n1,8,9\n"))
+    assert graph.num_edges == 2
+    assert graph.node_ids is not None
+    assert graph.node_ids.tolist() == [7, 8, 9]
+    assert "column 1 was left out" in said(graph)
+
+
+@pytest.mark.parametrize("kind", ["features", "labels"])
+def test_nodes_that_only_a_table_names_are_said(tmp_path: Path, kind: str) -> None:
+    rows = ("t.csv", "id,label\n1,0\n0,1\n77,1\n2,0\n88,1\n")
+    graph = joined(tmp_path, "0,1\n1,2\n", **{kind: rows})
+    assert graph.num_nodes == 5
+    assert "2 of them occur in" in said(graph)
+    assert "t.csv only, 77 first: nodes without edges" in said(graph)
+    whole = joined(tmp_path, "0,1\n1,2\n", **{kind: ("t.csv", "id,label\n1,0\n0,1\n2,0\n")})
+    assert "occur" not in said(whole)

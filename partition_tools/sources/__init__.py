@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fullgraph.records import check_names, flag
 from fullgraph.wording import counted
 from partition_tools import prepare
 from partition_tools.graph import Graph
@@ -35,7 +36,7 @@ from partition_tools.sources import (
     tensors,
 )
 from partition_tools.sources.hdf5_graph import save_h5
-from partition_tools.sources.options import LoadOptions, flag
+from partition_tools.sources.options import LoadOptions
 from partition_tools.sources.plain import save_npz
 from partition_tools.sources.reader import FORMAT_OPTIONS, Reader, Request
 
@@ -74,6 +75,9 @@ def load(spec: str | os.PathLike[str], options: LoadOptions | None = None, **fie
     """
     if options is not None and fields:
         raise ValueError(f"load: give options or keywords ({', '.join(fields)}), not both")
+    check_names("load", fields, LoadOptions)
+    if not isinstance(options, LoadOptions | None):
+        raise TypeError(f"load: options are {options!r}; expected LoadOptions")
     spec, options = str(spec), options or LoadOptions(**fields)
     try:
         request = Request(options=options, tables=tables.Tables.read(options))
@@ -89,6 +93,8 @@ def load(spec: str | os.PathLike[str], options: LoadOptions | None = None, **fie
         graph = prepare.merge_duplicates(graph, options.duplicates)
     if options.undirected:
         graph = prepare.make_undirected(graph)
+    if options.weights_as_features:
+        graph = prepare.weights_as_features(graph)
     if options.features_made is not None:
         graph = prepare.make_features(graph, *options.features_made)
     if options.nan != "error":

@@ -160,7 +160,9 @@ def _checked_header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], bool
             "write it as numbers or strings"
         )
     declared, held = math.prod(shape) * dtype.itemsize, size - (stream.tell() - start)
-    if min(shape, default=0) < 0 or dtype.itemsize == 0 or declared != held:
+    if min(shape, default=0) < 0:
+        raise ValueError(f"the header declares the shape {list(shape)}, and no size is negative; the file is damaged")
+    if dtype.itemsize == 0 or declared != held:
         raise ValueError(
             f"the header declares {dtype} {list(shape)} = {declared} bytes, but the file holds {held} bytes of it; "
             f"the file is damaged"

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from fullgraph.wording import counted, there_are
-from partition_tools.graph import Array, Splits, entry_keys
+from partition_tools.graph import Array, Splits, entry_keys, machine_memory
 from partition_tools.mapped import extent
 from partition_tools.sources.fields import Fields
 from partition_tools.stored import Features as Features
@@ -24,6 +24,8 @@ TASKS = ("single-label", "multi-label", "regression")
 PARTS = ("train", "val", "test")
 _FEW_CLASSES = 1 << 16
 """Up to this number of classes most may be empty; of more, one of 16 must occur."""
+_ROW_BYTES, _WEIGHT_BYTES = 16, 16
+"""Least bytes of a row: an offset and a part; and of a column: a weight, its gradient and two moments of it."""
 _PART_NAMES = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}
 
 
@@ -177,14 +179,45 @@ def _coo(fields: Fields, shape: Array, prefix: str) -> sp.coo_array:
     return sp.coo_array((data, (row, col)), shape=(int(size[0]), int(size[1])))
 
 
-def sparse_features(matrix: sp.csr_array, where: str, changes: list[str]) -> sp.csr_array:
-    """CSR features with sorted columns and no entry twice."""
-    stored = matrix.nnz
-    matrix.sum_duplicates()
-    if matrix.nnz != stored:
-        again = counted(stored - matrix.nnz, "value that was", "values that were")
+def sparse_features(matrix: sp.coo_array | sp.csr_array, where: str, changes: list[str]) -> sp.csr_array:
+    """CSR features with sorted columns and no entry twice. Only what is there tells the size of a sparse file, so
+    that of what it declares is checked first."""
+    rows, columns = (int(size) for size in matrix.shape)
+    require_memory(rows, _ROW_BYTES, f"{where}: its shape declares {rows:,} rows", "one row a node")
+    require_memory(
+        columns,
+        _WEIGHT_BYTES,
+        f"{where}: its shape declares {columns:,} columns",
+        "a model has a weight or more for each: leave out columns without values, or hash them into fewer",
+    )
+    if isinstance(matrix, sp.csr_array) and matrix.has_canonical_format:
+        return matrix
+    stored, dtype = matrix.nnz, matrix.dtype
+    if dtype.kind in "iu":  # sums of small integers may not fit into their type
+        summed = _summed(matrix.astype(np.int64 if dtype != np.uint64 else dtype))
+        summed = summed.astype(dtype) if np.array_equal(summed.data.astype(dtype), summed.data) else summed
+    else:
+        summed = _summed(matrix)
+    if summed.nnz != stored:
+        again = counted(stored - summed.nnz, "value that was", "values that were")
         changes.append(f"{where}: {again} stored again for one place went into a sum")
-    return matrix
+    return summed
+
+
+def _summed(matrix: sp.coo_array | sp.csr_array) -> sp.csr_array:
+    csr = sp.csr_array(matrix)
+    csr.sum_duplicates()
+    return csr
+
+
+def require_memory(count: int, each: int, said: str, remedy: str) -> None:
+    """Raise ``ValueError`` where as many things of at least ``each`` bytes cannot be in this machine's memory."""
+    memory = machine_memory()
+    if count * each > memory:
+        raise ValueError(
+            f"{said}, for which this machine's {memory / 2**30:.0f} GiB of memory do not suffice; expected at most "
+            f"{memory // each:,}; {remedy}"
+        )
 
 
 def dense_features(values: Array | StoredRows, where: str) -> Array | StoredRows:

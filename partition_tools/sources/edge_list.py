@@ -28,7 +28,7 @@ from partition_tools.mapped import Growing, blocks, extent, too_large
 from partition_tools.sources import arrays
 from partition_tools.sources.options import LoadOptions
 from partition_tools.sources.reader import Reader, Request
-from partition_tools.sources.tables import Table
+from partition_tools.sources.tables import Table, names_no_index
 from partition_tools.sources.text import Text, leading_zero
 
 _ENDINGS = ("csv", "tsv", "txt", "edges", "edgelist", "el", "wel")
@@ -57,6 +57,7 @@ def _read(spec: str, request: Request) -> Graph:
         weight = arrays.edge_weights(ends.weight, ends.src.shape[0], f"{spec}: weights")
     if request.num_nodes is not None:
         num_nodes, because = request.num_nodes
+        arrays.require_memory(num_nodes, 16, f"{because}: {num_nodes:,} nodes", "give the number of nodes")
         src, dst = _by_row(ends, num_nodes, because, options.index_base or 0)
         node_ids = np.arange(1, num_nodes + 1) if options.index_base == 1 else None
     else:
@@ -178,7 +179,8 @@ def _named(text: Text, options: LoadOptions, said: list[str]) -> Text:
     first, second = text.row(0), text.row(1)
     assert first is not None
     known = _place(first, _SOURCE) is not None and _place(first, _TARGET) is not None
-    under = second is not None and not any(map(_whole, first[:2])) and all(map(_whole, second[:2]))
+    names = not any(map(_whole, first[:2])) or names_no_index(first)
+    under = second is not None and names and all(map(_whole, second[:2]))
     if options.header == "no" or (options.header is None and not known and not under):
         return text
     if options.header is None:
@@ -192,8 +194,8 @@ def _places(text: Text, options: LoadOptions, said: list[str]) -> tuple[int, int
     source, target = _place(header, _SOURCE), _place(header, _TARGET)
     if source is not None and target is not None:
         weight = _place(header, _WEIGHT)
-    elif width in (2, 3):
-        source, target, weight = 0, 1, (2 if width == 3 else None)
+    elif width - (index := names_no_index(header)) in (2, 3):
+        source, target, weight = index, index + 1, (index + 2 if width - index == 3 else None)
     else:
         first = ", ".join(text.header or text.row(0) or ())[:60]
         what = "one column" if width == 1 else f"{width} columns"
@@ -205,7 +207,7 @@ def _places(text: Text, options: LoadOptions, said: list[str]) -> tuple[int, int
         raise ValueError(f"{text.path}: --weights: there is no third column, or none of the names {', '.join(_WEIGHT)}")
     left = [c for c in range(width) if c not in (source, target) and not (c == weight and options.weights)]
     if left:
-        names = ", ".join(header[c] if header else str(c + 1) for c in left)
+        names = ", ".join((header[c] if header else "") or str(c + 1) for c in left)
         hint = (
             f"; --weights takes {'it' if len(left) == 1 else header[weight]} as edge weights" if weight in left else ""
         )
@@ -365,13 +367,16 @@ def _by_id(ends: _Ends, request: Request, changes: list[str]) -> tuple[NDArray[n
             ends.fail(edge, f"--index-base {base} says that ids start at {base}")
     features, labels = request.tables.features, request.tables.labels
     if features is not None and features.ids is not None:
-        return _among(ends, features)
+        return _among(ends, features, changes)
     extra = labels.ids if labels is not None else None
     ids, src, dst = _numbered(ends, extra)
     if ids.size == 0:
         raise ValueError(f"{ends.text.path}: no edges, and nothing tells the number of nodes; add --num-nodes")
     first, last = ids[0], ids[-1]
     said = f"N is {ids.size}, the distinct ids from {first} to {last}"
+    if extra is not None:
+        assert labels is not None
+        said += _without_edges(ids, src, dst, labels)
     if ids.dtype == np.int64 and int(first) == 1 and int(last) == ids.size:
         said += "; they start at 1 and stay the nodes' own ids"
         if base is None:
@@ -389,7 +394,7 @@ def _by_id(ends: _Ends, request: Request, changes: list[str]) -> tuple[NDArray[n
     return src, dst, ids
 
 
-def _among(ends: _Ends, table: Table) -> tuple[NDArray[np.int64], NDArray[np.int64], Array]:
+def _among(ends: _Ends, table: Table, changes: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64], Array]:
     assert table.ids is not None
     ids = table.ids
 
@@ -404,6 +409,7 @@ def _among(ends: _Ends, table: Table) -> tuple[NDArray[np.int64], NDArray[np.int
             f"{stranger} is not among the {counted(ids.shape[0], 'id')} of {table.path}; {counted(count, 'such edge')}",
         )
     src, dst = (_changed(end, lambda some: arrays.lookup(ids, some)) for end in (ends.src, ends.dst))
+    changes.append(f"N is {ids.size}, the ids of {table.path}{_without_edges(ids, src, dst, table)}")
     return src, dst, ids
 
 
@@ -431,6 +437,20 @@ def _distinct_on_disk(src: NDArray[np.int64], dst: NDArray[np.int64], extra: NDA
             if count > max(ids.shape[0], EDGE_BLOCK):
                 ids, waiting, count = np.unique(np.concatenate([ids, *waiting])), [], 0
     return np.unique(np.concatenate([ids, *waiting]))
+
+
+def _without_edges(ids: Array, src: NDArray[np.int64], dst: NDArray[np.int64], table: Table) -> str:
+    """How many of the ids only the table knows, and the first."""
+    alone = np.ones(ids.size, np.bool_)
+    for end in (src, dst):
+        for block in blocks(end.shape[0]):
+            alone[end[block]] = False
+            release(end)
+    count = int(alone.sum())
+    if not count:
+        return ""
+    occur = counted(count, "of them occurs", "of them occur")
+    return f"; {occur} in {table.path} only, {ids[np.argmax(alone)]} first: nodes without edges"
 
 
 def _distinct(values: Array) -> tuple[Array, NDArray[np.int64]]:

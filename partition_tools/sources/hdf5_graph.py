@@ -24,6 +24,7 @@ from fullgraph.hdf5 import (
     check_heaps,
     dataset_offset,
     find_dataset,
+    open_to_read,
     read_attribute,
     read_dataset,
     survives,
@@ -100,8 +101,7 @@ def _read(spec: str, request: Request) -> Graph:
     if not survives(spec):
         raise ValueError(f"{spec}: is too damaged for HDF5 to be read; copy it again")
     try:
-        # Locking off: readers never write, and network file systems refuse locks.
-        with h5py.File(spec, "r", locking=False) as file:
+        with open_to_read(spec) as file:
             check_heaps(file)
             _check_format(file, spec)
             return layout.graph_of(_H5Fields(file, spec), request)

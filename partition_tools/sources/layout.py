@@ -49,6 +49,7 @@ def graph_of(fields: Fields, request: Request, *, turned: bool = False) -> Graph
     node_weight = fields.get("node_weight")
     rows = {"x": x, "y": y, "node_weight": node_weight, "node_ids": node_ids}
     num_nodes, because = _num_nodes(fields, request, rows, src, dst, changes)
+    arrays.require_memory(num_nodes, 16, f"{fields.path}: {num_nodes:,} nodes ({because})", "give the number of nodes")
     arrays.check_ends(src, dst, num_nodes, fields.where("edge_index"), because, base or 0)
     if base == 1 and node_ids is None:
         node_ids = np.arange(1, num_nodes + 1)

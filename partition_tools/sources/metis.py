@@ -40,6 +40,13 @@ class _Text:
     raw: bytes
     clean: bytes
 
+    def hint(self, counts: NDArray[np.int64]) -> str:
+        """What lines of as many numbers each might be instead of lines of neighbours."""
+        corners = int(counts[0]) if counts.size else 0
+        if corners < 3 or (counts != corners).any():
+            return ""
+        return f"; every line has {corners} numbers: a METIS mesh (elements and their corners)? convert it by m2gmetis"
+
     def fail(self, offset: int, problem: str) -> NoReturn:
         """Raise for the line at ``offset`` of ``clean``."""
         index = self.clean.count(b"\n", 0, offset)
@@ -98,7 +105,8 @@ def _read(spec: str, request: Request) -> Graph:
     if bad_end.any():
         edge = int(np.argmax(bad_end))
         text.fail(
-            int(starts[src[edge]]), f"neighbour {int(neighbour[edge])}; expected 1 to {num_nodes}, the header's nodes"
+            int(starts[src[edge]]),
+            f"neighbour {int(neighbour[edge])}; expected 1 to {num_nodes}, the header's nodes" + text.hint(counts),
         )
     dst = neighbour - 1
     edge_weight = tokens[at + 1] if edge_weighted else None
@@ -111,9 +119,9 @@ def _read(spec: str, request: Request) -> Graph:
         hint = "; the header counts an edge once, not once for each direction" if num_edges == src.size else ""
         raise ValueError(
             f"{spec}: the header declares {num_edges} edges = {2 * num_edges} entries, but the lines hold {src.size} "
-            f"entries{hint}"
+            f"entries{hint or text.hint(counts)}"
         )
-    _check_symmetric(text, starts, src, dst, edge_weight, num_nodes)
+    _check_symmetric(text, starts, counts, src, dst, edge_weight, num_nodes)
 
     changes = ["both entries of each edge are kept, as the lines give them"]
     if loops:
@@ -173,6 +181,7 @@ def _lines(text: _Text, body: int) -> tuple[NDArray[np.int64], NDArray[np.int64]
 def _check_symmetric(
     text: _Text,
     starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
     src: NDArray[np.int64],
     dst: NDArray[np.int64],
     weight: NDArray[np.int64] | None,
@@ -190,7 +199,8 @@ def _check_symmetric(
             int(starts[src[edge]]),
             f"node {u} names neighbour {v}, but the line of node {v} does not name {u}"
             + (" as often" if times_back[edge] else "")
-            + "; an edge stands in the lines of both its ends",
+            + "; an edge stands in the lines of both its ends"
+            + text.hint(counts),
         )
     if weight is None:
         return

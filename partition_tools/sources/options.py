@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from fullgraph.records import check_types, flag
+
 FEATURE_KINDS = "degree, onehot, random:K or learned:K"
 
 _CHOICES = {
@@ -17,11 +19,6 @@ _CHOICES = {
     "task": (None, "single-label", "multi-label", "regression"),
     "nan": ("error", "zero", "mean"),
 }
-
-
-def flag(field: str) -> str:
-    """The name of an option on the command line."""
-    return "--" + field.replace("_", "-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +39,8 @@ class LoadOptions:
     """Number of nodes. Ids of an edge list are then rows, from --index-base, not names."""
     weights: bool = False
     """Take the values of a matrix, or the third column of an edge list, as edge weights."""
+    weights_as_features: bool = False
+    """Add the edge weights as one more edge feature, which gat's attention sees (it takes no weights otherwise)."""
     features: str | None = None
     """File of features, a row a node or with a column of ids (.npy, sparse .npz, .csv, .tsv, .txt, also .gz); or, made
     from the graph, degree, onehot, random:K, random:K:SEED or learned:K (K columns that training learns)."""
@@ -68,6 +67,7 @@ class LoadOptions:
     """What becomes of features that are NaN or infinite: an error, 0, or the mean of their column."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name, values in _CHOICES.items():
             if getattr(self, name) not in values:
                 choices = ", ".join(str(value) for value in values if value is not None)

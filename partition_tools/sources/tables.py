@@ -1,7 +1,8 @@
 """Features, labels and splits that lie beside a graph in files of their own, and how their rows find their nodes.
 
 A row is the node of its number, or the node of the id in its column of ids: the one that ``--id-column`` says, or
-that is named id, node or node_id; in a file of features without names of columns, a first column that is no number.
+that is named id, node or node_id, or first and without a name, as pandas writes an index (one that but counts the rows
+is left out); in a file of features without names of columns, a first column that is no number.
 
 features   .npy [N, F]; .npz as scipy.sparse.save_npz writes it; or text, a column a feature
 labels     .npy, or text: as ``arrays.labels`` takes them; names become classes in their order and come back with
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from fullgraph.wording import counted
@@ -111,8 +111,7 @@ def _read_features(path: str, options: LoadOptions, said: list[str]) -> Table:
     if path.endswith(".npy"):
         return Table(path=path, values=arrays.dense_features(npy_rows(path), path))
     if path.endswith(".npz"):
-        matrix = arrays.sparse_matrix(Archive(path)).tocsr()
-        return Table(path=path, values=arrays.sparse_features(sp.csr_array(matrix), path, said))
+        return Table(path=path, values=arrays.sparse_features(arrays.sparse_matrix(Archive(path)), path, said))
     text, ids, columns = _columns(path, options, said)
     if not columns:
         raise ValueError(f"{path}: one column, the ids; expected features beside it")
@@ -124,7 +123,8 @@ def _read_features(path: str, options: LoadOptions, said: list[str]) -> Table:
                 f"{path}: the first column counts the rows and was taken as a feature; if it holds ids, add "
                 f"--id-column 1"
             )
-    small = values.astype(np.float32)
+    with np.errstate(over="ignore"):  # a value beyond float32's range stays in float64
+        small = values.astype(np.float32)
     exact = bool(((small == values) | np.isnan(values)).all())
     return Table(path=path, values=small if exact else values, ids=ids, text=text)
 
@@ -246,7 +246,7 @@ def _columns(
     wanted = options.id_column
     number = int(wanted) if wanted is not None and wanted.isdecimal() else None
     named = any(name.lower() in (*ID_NAMES, *_VALUE_NAMES) or (name == wanted and number is None) for name in first)
-    if named or _is_header(first, text.row(1), number):
+    if named or names_no_index(first) or _is_header(first, text.row(1), number):
         text = text.with_header()
     text.check_width()
     if text.num_rows == 0:
@@ -259,12 +259,28 @@ def _columns(
             f"{path}, line {line}: blank between rows, of which each is a node; write none, or take the line out"
         )
     columns = [c for c in range(text.width) if c != place]
+    if place is None and wanted is None and text.header is not None and names_no_index(text.header):
+        ids = _ids(text, 0)
+        counts = ids.dtype == np.int64 and np.array_equal(ids, np.arange(ids.size))
+        what = "left out: it counts the rows (--id-column 1 takes it as ids)" if counts else "taken as ids"
+        said.append(f"{path}: the first column has no name, as pandas writes an index, and was {what}")
+        return text, None if counts else ids, columns[1:]
     if place is None and at_most_one and text.header is None and len(columns) > 1:
         raise ValueError(
             f"{path}: {len(columns)} columns without names, so that ids cannot be told from values; add "
             f"--id-column 1 if the first holds ids, or a first line of names"
         )
     return text, None if place is None else _ids(text, place), columns
+
+
+def names_no_index(first: tuple[str, ...]) -> bool:
+    """Whether a row names all columns but the first, by words or, as pandas does by itself, by their numbers."""
+    others = first[1:]
+    return (
+        bool(others)
+        and first[0] == ""
+        and (not any(map(_is_number, others)) or others == tuple(map(str, range(len(others)))))
+    )
 
 
 def _is_header(first: tuple[str, ...], second: tuple[str, ...] | None, id_number: int | None) -> bool:
