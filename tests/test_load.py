@@ -253,7 +253,6 @@ def test_values_that_are_no_numbers_are_filled_on_request(tmp_path: Path, sparse
         ("g.gr.gz", "a DIMACS graph"),
         ("g.pkl", "a pickle, which is not read"),
         ("g.graph.part.8", "a partition .*--method file:PATH"),
-        ("x.npy", "one array; .*--features"),
         ("g.parquet", "Parquet"),
         ("g.csv.bz2", "packed by bzip2"),
     ],

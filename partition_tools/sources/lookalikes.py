@@ -26,8 +26,6 @@ _BY_ENDING = {
     "xlsx": f"a spreadsheet; {_AS_EDGES}",
     "parquet": f"Parquet; {_AS_EDGES}, or numpy.savez(path, edge_index=...)",
     "feather": f"Feather; {_AS_EDGES}, or numpy.savez(path, edge_index=...)",
-    "npy": "one array; write edges by numpy.savez(path, edge_index=...), and name features and labels by --features, "
-    "--labels",
     "pkl": "a pickle, which is not read because that would run whatever it says; numpy.savez(path, edge_index=...)",
     "pickle": "a pickle, which is not read because that would run whatever it says; numpy.savez(path, edge_index=...)",
     "bin": "perhaps a graph saved by DGL; write numpy.savez(path, edge_index=numpy.stack(graph.edges()), ...)",
