@@ -1,12 +1,14 @@
 """Sparse kernels against each other and against the bandwidth of a copy.
 
 SpMM is ``A X``, SDDMM the products ``<X[row], Y[column]>`` at A's entries, over a generated graph in the order in which
-training keeps it. Forms take turns; the median counts. ``GB/s`` are the rows that a kernel must gather, one an entry,
-and what it writes, over its seconds: above the copy's rate where rows are found in cache.
+training keeps it (clusters of neighbours, where the build made them), and SpMM in other orders of its nodes too. Forms
+take turns; the median counts. ``GB/s`` are the rows that a kernel must gather, one an entry, and what it writes, over
+its seconds: above the copy's rate where rows are found in cache.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 import warnings
@@ -16,14 +18,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+import scipy.sparse as sp
 import torch
 import tyro
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
 from benchmarks import graphs
 from benchmarks.report import deliver, machine, machine_line, say, table
 from fullgraph import load
-from fullgraph.kernels import SparseMatrix, sddmm, spmm
+from fullgraph.kernels import SparseMatrix, from_coo, spmm
+from fullgraph.plan import Plan
+
+_weights_backward = torch.ops.aten._embedding_bag_per_sample_weights_backward
 
 BLOCK_BYTES = 4 << 20
 MOST_BYTES = 4 << 30
@@ -59,24 +68,25 @@ def csr(a: SparseMatrix, dtype: torch.dtype) -> Tensor:
     return torch.sparse_csr_tensor(a.indptr, a.indices, values, size=a.shape, check_invariants=False)
 
 
+def _spmm_in_blocks(a: SparseMatrix, x: Tensor, step: int) -> Tensor:
+    out = x.new_empty(a.shape[0], x.shape[1])
+    for rows, block in a.blocks(step):
+        out[rows] = spmm(block, x)
+    return out
+
+
 def spmm_forms(a: SparseMatrix, x: Tensor) -> dict[str, tuple[Callable[[], Tensor], int]]:
     """By name, the call and the bytes of the largest tensor that it makes besides its result."""
     width, size = x.shape[1], x.element_size()
     step = max(1, BLOCK_BYTES // (width * size))
     sparse = csr(a, x.dtype)
 
-    def in_blocks() -> Tensor:
-        out = x.new_empty(a.shape[0], width)
-        for rows, block in a.blocks(step):
-            out[rows] = spmm(block, x)
-        return out
-
     def gathered() -> Tensor:
         return x.new_zeros(a.shape[0], width).index_add_(0, a.rows, x.index_select(0, a.indices))
 
     return {
         "embedding_bag": (lambda: spmm(a, x), 0),
-        "embedding_bag in row blocks": (in_blocks, 0),
+        "embedding_bag in row blocks": (lambda: _spmm_in_blocks(a, x, step), 0),
         "torch.sparse CSR": (lambda: sparse @ x, 0),
         "gather, index_add": (gathered, a.nnz * width * size),
     }
@@ -98,7 +108,7 @@ def sddmm_forms(a: SparseMatrix, x: Tensor) -> dict[str, tuple[Callable[[], Tens
         return out
 
     return {
-        "embedding_bag's weights": (lambda: sddmm(a, x, x), 0),
+        "embedding_bag's weights": (lambda: _weights_backward(x, x, cols, a.indptr[:-1], rows, 0, -1), 0),
         "torch.sparse.sampled_addmm": (lambda: torch.sparse.sampled_addmm(pattern, x, x.t(), beta=0.0).values(), 0),
         "gather both, multiply": (
             lambda: (x.index_select(0, rows) * x.index_select(0, cols)).sum(1),
@@ -106,6 +116,27 @@ def sddmm_forms(a: SparseMatrix, x: Tensor) -> dict[str, tuple[Callable[[], Tens
         ),
         "gather both in blocks": (in_blocks, 0),
     }
+
+
+def in_orders(whole: Plan, x: Tensor) -> dict[str, tuple[Callable[[], Tensor], int]]:
+    """SpMM in row blocks with the nodes in several orders."""
+    a = whole.linear.local
+    n, rows, cols = a.shape[0], a.rows.numpy(), a.indices.numpy()
+    step = max(1, BLOCK_BYTES // (x.shape[1] * x.element_size()))
+    pattern = sp.csr_array((np.ones(a.nnz, np.int8), cols, a.indptr.numpy()), shape=a.shape)
+    orders = {
+        "as trained": np.arange(n),
+        "by id": np.argsort(whole.owned_global.numpy()),
+        "breadth first": reverse_cuthill_mckee(pattern),
+        "random": np.random.default_rng(0).permutation(n),
+    }
+
+    def form(order: NDArray[np.integer[Any]]) -> tuple[Callable[[], Tensor], int]:
+        place = np.empty(n, np.int64)
+        place[order] = np.arange(n)
+        return functools.partial(_spmm_in_blocks, from_coo(a.shape, place[rows], place[cols]), x, step), 0
+
+    return {f"nodes {name}": form(order) for name, order in orders.items()}
 
 
 def copy_rate() -> float:
@@ -154,7 +185,8 @@ def main(options: Options) -> int:
     facts, found, copied = machine(), [], copy_rate()
     with graphs.work_folder(options.work) as work:
         for graph in (graphs.TINY,) if options.quick else options.graphs:
-            a = load(graphs.shards(graph, 1, work)).whole.linear.local
+            whole = load(graphs.shards(graph, 1, work)).whole
+            a = whole.linear.local
             a = SparseMatrix(a.shape, a.indptr, a.indices)
             for width in options.widths:
                 for dtype in (torch.float32, torch.bfloat16):
@@ -163,6 +195,7 @@ def main(options: Options) -> int:
                     row_bytes = width * x.element_size()
                     for kernel, forms, reference, useful in (
                         ("SpMM", spmm_forms(a, x), "embedding_bag", (a.nnz + a.shape[0]) * row_bytes),
+                        ("SpMM", in_orders(whole, x), "", (a.nnz + a.shape[0]) * row_bytes),
                         ("SDDMM", sddmm_forms(a, x), "gather both in blocks", (a.nnz + a.shape[0]) * row_bytes),
                     ):
                         timed = measure(forms, reference, 1 if options.quick else options.repeats, dtype)
