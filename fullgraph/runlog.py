@@ -60,6 +60,8 @@ def read_state(path: Path) -> dict[str, Any]:
         with zipfile.ZipFile(path) as archive:  # torch writes checksums, and does not look at them
             if (damaged := archive.testzip()) is not None:
                 raise ValueError(f"{damaged} differs from its checksum")
+            if any(member.external_attr & 0x10 for member in archive.infolist()):
+                raise ValueError("a tensor is marked as a folder")  # torch would give whatever is in memory
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as e:
         reason = next(iter(str(e).splitlines()), type(e).__name__)

@@ -42,6 +42,7 @@ class Whole:
     """Stands for the plan of a part."""
 
     n_in: int
+    dtype: torch.dtype = torch.float64
 
 
 def labelled(task: Task | None, *, splits: int = 1) -> GraphFacts:

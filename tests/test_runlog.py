@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from fullgraph.metrics import Scores
-from fullgraph.runlog import RunLog, create_run_folder, show, write_json, write_state
+from fullgraph.runlog import RunLog, create_run_folder, read_state, show, write_json, write_state
 
 
 def strict(text: str) -> Any:
@@ -215,3 +215,15 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> Non
     (tmp_path / "run" / "mine").touch()
     with pytest.raises(ValueError, match=r"run is not empty; name another folder with --run"):
         create_run_folder(tmp_path / "run")
+
+
+def test_a_tensor_that_calls_itself_a_folder_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "best.pt"
+    write_state(path, {"model": {"w": torch.arange(6.0)}})
+    raw = bytearray(path.read_bytes())
+    name = raw.index(b"/data/0", raw.index(b"PK\x01\x02"))
+    entry = raw.rindex(b"PK\x01\x02", 0, name)  # of the tensor, in the directory
+    raw[entry + 38] = 0x10
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match=r"best\.pt cannot be read as a state: a tensor is marked as a folder"):
+        read_state(path)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from partition_tools.graph import Graph
@@ -153,6 +153,7 @@ WHOLE = saved()
 
 
 @given(st.integers(0, len(WHOLE) - 1), st.integers(0, 255), st.booleans())
+@example(1636, 16, False)  # a tensor that calls itself a folder
 @settings(max_examples=100, deadline=None)
 def test_a_flipped_or_cut_file_never_gives_other_data(
     tmp_path_factory: pytest.TempPathFactory, place: int, byte: int, cut: bool

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import torch
 
 _ENDINGS = (".pt", ".pth")
+_FOLDER = 0x10
+"""Of a zip member's attributes."""
 _REMEDY = "save a dict of tensors: torch.save(data.to_dict(), path), or numpy.savez(path, edge_index=..., x=..., y=...)"
 
 
@@ -94,6 +96,8 @@ def _check_archive(path: str) -> None:
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"{path}: {member.filename} is packed, which torch.save does not do; write the file again")
+        if member.external_attr & _FOLDER:  # of which torch reads nothing, and gives whatever is in memory
+            raise ValueError(f"{path}: {member.filename} is marked as a folder; the file is damaged: copy it again")
     try:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
